@@ -1,0 +1,1 @@
+"""Served foundation models: registry, weights and one adapter a family."""
