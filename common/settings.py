@@ -33,23 +33,29 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
     # Places
-    data_dir: Path = Field(Path("data"), description="Folder of tables, contexts, uploads and the record file.")
+    data_dir: Path = Field(
+        Path("data"), description="Folder of tables, contexts, uploads and the record file."
+    )
     host_dir: Path | None = Field(
         None, description="Folder of the host tier; a folder of its own under `/dev/shm` when not given."
     )
     run_dir: Path | None = Field(
-        None, description="Folder of the predict workers' sockets; `run` under `data_dir` when that is short enough."
+        None,
+        description="Folder of the predict workers' sockets; `run` under `data_dir` when that is short enough.",
     )
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis or Valkey: `redis://`, `rediss://`, `unix://`.")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0", description="Redis or Valkey: `redis://`, `rediss://`, `unix://`."
+    )
     redis_prefix: str = Field("tabrelay:", description="What every Redis key starts with.")
 
     # Models
     default_model: str = Field(
-        "auto", description="Model of a fit that names none; `auto`: `tabicl-v2` when its weights are there, else `tabicl-mini`."
+        "auto",
+        description="Model of a fit that names none; `auto`: `tabicl-v2` when its weights are there, else `tabicl-mini`.",
     )
     model_paths: dict[str, str] = Field(
         default_factory=dict,
-        description="Local weights, JSON: `{\"tabicl-v2\": \"folder or file\", \"tabicl-v2:regressor\": \"file\"}`.",
+        description='Local weights, JSON: `{"tabicl-v2": "folder or file", "tabicl-v2:regressor": "file"}`.',
     )
     device: str = Field("cpu", description="This worker's device: `cpu` or `cuda:0`.")
     threads: int = Field(1, ge=1, le=256, description="Compute threads of a worker.")
@@ -65,7 +71,9 @@ class Settings(BaseSettings):
 
     # Limits on what comes in
     max_upload_bytes: int = Field(2 * GIB, ge=1, description="Largest table file of a fit.")
-    max_inline_parse_bytes: int = Field(16 * MIB, ge=1, description="Files up to this size are parsed before the answer.")
+    max_inline_parse_bytes: int = Field(
+        16 * MIB, ge=1, description="Files up to this size are parsed before the answer."
+    )
     max_predict_bytes: int = Field(64 * MIB, ge=1, description="Largest body of a predict.")
     max_predict_rows: int = Field(100_000, ge=1, description="Most rows of one predict.")
     max_rows: int = Field(1_000_000, ge=1, description="Most rows of a training table, whatever the model.")
@@ -75,25 +83,41 @@ class Settings(BaseSettings):
 
     # Parser child
     parser_memory_bytes: int = Field(4 * GIB, ge=256 * MIB, description="Address space of a parser child.")
-    parser_timeout_s: float = Field(60.0, gt=0, description="Longest time a parser child may work on one file.")
-    parser_uses: int = Field(200, ge=1, description="Files a parser child reads before a fresh one replaces it.")
+    parser_timeout_s: float = Field(
+        60.0, gt=0, description="Longest time a parser child may work on one file."
+    )
+    parser_uses: int = Field(
+        200, ge=1, description="Files a parser child reads before a fresh one replaces it."
+    )
 
     # Fit jobs
-    queues: str = Field("fit.small,fit.large", description="Queues that this fit worker serves, comma-separated.")
+    queues: str = Field(
+        "fit.small,fit.large", description="Queues that this fit worker serves, comma-separated."
+    )
     large_fit_s: float = Field(60.0, gt=0, description="Fits estimated above this go to `fit.large`.")
     lease_s: float = Field(15.0, gt=0, description="A fit worker's lease on its job.")
     lease_renew_s: float = Field(5.0, gt=0, description="How often the lease is renewed.")
-    janitor_every_s: float = Field(2.0, gt=0, description="How often expired leases and lost wake-ups are looked for.")
-    max_attempts: int = Field(3, ge=1, le=10_000, description="Times a job is tried before it fails as `worker_lost`.")
+    janitor_every_s: float = Field(
+        2.0, gt=0, description="How often expired leases and lost wake-ups are looked for."
+    )
+    max_attempts: int = Field(
+        3, ge=1, le=10_000, description="Times a job is tried before it fails as `worker_lost`."
+    )
     fit_time_limit_s: float = Field(7200.0, gt=0, description="Hard limit of one fit.")
     jobs_kept: int = Field(10_000, ge=1, description="Ended jobs that a tenant's list keeps.")
     versions_kept: int = Field(2, ge=1, le=100, description="Versions of a dataset that are kept.")
 
     # Predict workers
     worker_name: str = Field("", description="This worker's name; made from host and process id when empty.")
-    predict_bind: str = Field("", description="Where this predict worker listens: `unix:/path` or `host:port`.")
-    predict_address: str = Field("", description="Address under which the API reaches this worker; the bind when empty.")
-    device_budget_bytes: int = Field(4 * GIB, ge=1, description="Bytes of contexts that a predict worker keeps loaded.")
+    predict_bind: str = Field(
+        "", description="Where this predict worker listens: `unix:/path` or `host:port`."
+    )
+    predict_address: str = Field(
+        "", description="Address under which the API reaches this worker; the bind when empty."
+    )
+    device_budget_bytes: int = Field(
+        4 * GIB, ge=1, description="Bytes of contexts that a predict worker keeps loaded."
+    )
     host_tier_bytes: int = Field(4 * GIB, ge=0, description="Bytes of contexts that the host tier keeps.")
     max_in_flight: int = Field(256, ge=1, description="Predicts that a predict worker holds at once.")
     max_rows_in_flight: int = Field(400_000, ge=1, description="Rows that a predict worker holds at once.")
@@ -111,7 +135,9 @@ class Settings(BaseSettings):
         known = {PREFIX + name.upper() for name in cls.model_fields} | CLIENT_NAMES
         unknown = sorted(name for name in names if name.startswith(PREFIX) and name not in known)
         if unknown:
-            raise UnknownSetting(f"unknown setting {', '.join(unknown)}; docs/configuration.md lists the known ones")
+            raise UnknownSetting(
+                f"unknown setting {', '.join(unknown)}; docs/configuration.md lists the known ones"
+            )
         return cls(**overrides)
 
     @cached_property
