@@ -1,0 +1,352 @@
+"""The client: one method a thing that the service does."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from tabrelay.client import answers
+from tabrelay.client.answers import Prediction
+from tabrelay.client.errors import ServerError, TabrelayHTTPError, Unavailable, parse_retry_after
+from tabrelay.client.tables import (
+    ARROW_STREAM,
+    FileBody,
+    InlineBody,
+    Table,
+    has_pyarrow,
+    rows_body,
+    training_body,
+)
+from tabrelay.client.types import Dataset, Job, Model, Readiness
+from tabrelay.client.wire import Call, Pace, Wire
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT_S = 60.0
+#: Longest time between two looks at a job, whatever the service says.
+MAX_POLL_S = 10.0
+POLL_S = 0.5
+PAGE = 100
+
+OnProgress = Callable[[Job], None]
+
+
+class Client:
+    """Talks to one Tabrelay service; safe to share between threads.
+
+    >>> client = Client("http://127.0.0.1:8000")
+    >>> client.fit("churn.csv", target="churned", dataset="churn")
+    >>> client.predict("churn", [{"plan": "basic", "calls": 3}]).predictions
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        """`url` and `api_key` default to TABRELAY_URL and TABRELAY_API_KEY.
+
+        `timeout_s` bounds each call with its retries; a fit that is waited for may take longer.
+        """
+        url = url or os.environ.get("TABRELAY_URL") or DEFAULT_URL
+        key = api_key if api_key is not None else os.environ.get("TABRELAY_API_KEY")
+        self.timeout_s = timeout_s
+        self._pace = pace or Pace()
+        self._wire = Wire(
+            url if "://" in url else f"http://{url}", key or None, transport=transport, pace=self._pace
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the service is, without credentials."""
+        return self._wire.shown_url
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the kept connections."""
+        self._wire.close()
+
+    # Fits
+
+    def fit(
+        self,
+        data: Table,
+        target: str,
+        dataset: str,
+        *,
+        model: str | None = None,
+        task: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        wait: bool = True,
+        on_progress: OnProgress | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Fit `data` as the dataset's next version and wait until it answers predicts.
+
+        `data` is a path (CSV, Parquet, Arrow), a pandas DataFrame, a pyarrow Table or a list of dicts, the target
+        column included. Raises JobFailed or JobCancelled when the fit ends without a result. With `wait=False` it
+        is `submit`.
+        """
+        job = self.submit(
+            data, target, dataset, model=model, task=task, options=options, idempotency_key=idempotency_key
+        )
+        return self.wait(job, on_progress=on_progress) if wait else job
+
+    def submit(
+        self,
+        data: Table,
+        target: str,
+        dataset: str,
+        *,
+        model: str | None = None,
+        task: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Ask for a fit; returns at once with the job, which has ended if this content is already current."""
+        given = {"dataset": dataset, "target": target, "model": model, "task": task, "options": options}
+        fields = {name: value for name, value in given.items() if value is not None}
+        body = training_body(data)
+        call = Call(
+            "POST",
+            "/v1/fits",
+            headers={"Idempotency-Key": idempotency_key or uuid.uuid4().hex},
+            body=lambda: _fit_body(fields, body),
+        )
+        try:
+            return Job.decode(self._json(call))
+        finally:
+            if isinstance(body, FileBody):
+                body.close()
+
+    def wait(self, job: Job | str, *, on_progress: OnProgress | None = None) -> Job:
+        """Wait for a job's end; raises JobFailed or JobCancelled when it has no result."""
+        last = None
+        for last in self.watch(job):
+            if on_progress is not None:
+                on_progress(last)
+        if last is None:
+            raise AssertionError("a watch yields at least the job's end")
+        return last.raise_for_state()
+
+    def watch(self, job: Job | str) -> Iterator[Job]:
+        """Each state of a job that differs from the one before, up to its end.
+
+        Asks the service to hold each answer for a second and keeps the pace that its `Retry-After` names.
+        """
+        seen = None
+        job_id = job
+        if isinstance(job, Job):
+            job_id = job.id
+            seen = job
+            yield job
+            if job.ended:
+                return
+        call = Call("GET", f"/v1/jobs/{_segment(str(job_id))}", headers={"Prefer": "wait=1"}, held_s=1)
+        while True:
+            asked = self._pace.now()
+            response = self._wire.send(call, self.timeout_s)
+            now = Job.decode(_object(response))
+            if now != seen:
+                yield now
+            if now.ended:
+                return
+            seen = now
+            told_s = parse_retry_after(response.headers.get("Retry-After"))
+            pause_s = min(MAX_POLL_S, POLL_S if told_s is None else told_s) - (self._pace.now() - asked)
+            self._pace.sleep(max(0.0, pause_s))
+
+    def job(self, job_id: str) -> Job:
+        """One job as it is now."""
+        return Job.decode(self._json(Call("GET", f"/v1/jobs/{_segment(job_id)}")))
+
+    def jobs(self, *, state: str | None = None, dataset: str | None = None, limit: int = PAGE) -> list[Job]:
+        """The newest jobs, at most `limit`."""
+        params = {"state": state, "dataset": dataset}
+        return [Job.decode(item) for item in self._pages("/v1/jobs", "jobs", params, limit)]
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a job; one that has ended stays as it is."""
+        return Job.decode(self._json(Call("DELETE", f"/v1/jobs/{_segment(job_id)}")))
+
+    # Predicts
+
+    def predict(
+        self,
+        dataset: str,
+        rows: Table,
+        *,
+        version: int | None = None,
+        output: str | None = None,
+        quantiles: Sequence[float] | None = None,
+        deadline_s: float | None = None,
+    ) -> Prediction:
+        """Answer `rows` from the dataset's current version, or from `version`.
+
+        `rows` is a DataFrame, a pyarrow Table, a list of dicts or a path; columns match by name. `output` is `proba`,
+        `label`, `mean` or `quantiles`. DataFrames and tables travel as Arrow, so numbers stay as they are.
+        """
+        body = rows_body(rows)
+        params: dict[str, Any] = {"version": version, "output": output}
+        if quantiles is not None:
+            params["quantiles"] = ",".join(f"{level:g}" for level in quantiles)
+        as_arrow = body.media_type != "application/json" and has_pyarrow()
+        call = Call(
+            "POST",
+            f"/v1/datasets/{_segment(dataset)}/predict",
+            params=_given(params),
+            headers={
+                "Content-Type": body.media_type,
+                "Accept": f"{ARROW_STREAM}, application/json;q=0.5" if as_arrow else "application/json",
+            },
+            body=lambda: _raw_body(body),
+            tells_deadline=deadline_s is not None,
+        )
+        try:
+            response = self._wire.send(call, self.timeout_s if deadline_s is None else deadline_s)
+        finally:
+            body.close()
+        try:
+            return answers.decode(response)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(response, error) from error
+
+    # Datasets
+
+    def datasets(self) -> list[Dataset]:
+        """All datasets."""
+        return [Dataset.decode(item) for item in self._pages("/v1/datasets", "datasets", {}, None)]
+
+    def dataset(self, name: str) -> Dataset:
+        """One dataset with its versions."""
+        return Dataset.decode({"name": name} | self._json(Call("GET", f"/v1/datasets/{_segment(name)}")))
+
+    def delete(self, name: str) -> None:
+        """Delete a dataset with all its versions and files."""
+        self._wire.send(Call("DELETE", f"/v1/datasets/{_segment(name)}"), self.timeout_s)
+
+    def pin(self, name: str, pinned: bool = True) -> None:
+        """Keep a dataset loaded, or with `pinned=False` let it be demoted again."""
+        call = Call("PUT", f"/v1/datasets/{_segment(name)}/pin", body=lambda: _json_body({"pinned": pinned}))
+        self._wire.send(call, self.timeout_s)
+
+    # The service
+
+    def models(self) -> list[Model]:
+        """The models that fits may name."""
+        data = self._json(Call("GET", "/v1/models"))
+        default = data.get("default")
+        items = [item if isinstance(item, dict) else {"name": item} for item in data.get("models") or ()]
+        return [
+            Model.decode({"default": item.get("name") == default} | item)
+            for item in items
+            if item.get("name")
+        ]
+
+    def limits(self) -> dict[str, Any]:
+        """What the service accepts, as it says it."""
+        return self._json(Call("GET", "/v1/limits"))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The workers, as the service describes them."""
+        return [
+            item
+            for item in self._json(Call("GET", "/v1/workers")).get("workers") or ()
+            if isinstance(item, dict)
+        ]
+
+    def ready(self) -> Readiness:
+        """Whether the service takes work now, and why not; raises ConnectionFailed when nothing answers."""
+        try:
+            self._wire.send(Call("GET", "/readyz"), 0.0)
+        except Unavailable as error:
+            reasons = (
+                [str(error_of) for error_of in error.errors] or error.facts.get("reasons") or [error.detail]
+            )
+            return Readiness(False, tuple(str(reason) for reason in reasons))
+        return Readiness(True)
+
+    def _json(self, call: Call) -> dict[str, Any]:
+        return _object(self._wire.send(call, self.timeout_s))
+
+    def _pages(
+        self, path: str, key: str, params: Mapping[str, Any], limit: int | None
+    ) -> Iterator[dict[str, Any]]:
+        cursor: str | None = None
+        left = limit
+        while left is None or left > 0:
+            size = PAGE if left is None else min(PAGE, left)
+            page = self._json(Call("GET", path, params=_given({**params, "limit": size, "cursor": cursor})))
+            items = [item for item in page.get(key) or () if isinstance(item, dict)]
+            yield from items if left is None else items[:left]
+            left = None if left is None else left - len(items)
+            before, cursor = cursor, page.get("next")
+            if cursor is None or cursor == before:
+                return
+
+
+@contextmanager
+def _fit_body(fields: Mapping[str, Any], body: FileBody | InlineBody) -> Iterator[Mapping[str, Any]]:
+    if isinstance(body, InlineBody):
+        yield {"json": {**fields, "columns": body.columns, "rows": body.rows}}
+        return
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+    with body.opened() as file:
+        yield {"data": texts, "files": {"file": (body.name, file, body.media_type)}}
+
+
+@contextmanager
+def _raw_body(body: FileBody) -> Iterator[Mapping[str, Any]]:
+    with body.opened() as file:
+        yield {"content": file}
+
+
+@contextmanager
+def _json_body(value: Any) -> Iterator[Mapping[str, Any]]:
+    yield {"json": value}
+
+
+def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _segment(name: str) -> str:
+    if name in ("", ".", ".."):
+        raise ValueError(f"{name!r} is no name")
+    return quote(name, safe="")
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        data = response.json()
+    except ValueError as error:
+        raise _unreadable(response, error) from error
+    if not isinstance(data, dict):
+        raise _unreadable(response, TypeError("no JSON object"))
+    return data
+
+
+def _unreadable(response: httpx.Response, error: Exception) -> TabrelayHTTPError:
+    return ServerError(
+        f"{response.request.url.copy_with(username=None, password=None)} answered what is no Tabrelay answer: {error}",
+        code="unreadable_answer",
+        status=response.status_code,
+    )
