@@ -1,0 +1,25 @@
+-- Delete a dataset with all its versions; jobs that would publish into it are cancelled.
+-- ARGV: prefix, tenant, dataset. Returns 1, or 0 when there is no such dataset.
+local tenant, dataset = ARGV[2], ARGV[3]
+local entry = key('dataset', tenant, dataset)
+if redis.call('EXISTS', entry) == 0 then
+  return 0
+end
+local pending = key('pending', tenant, dataset)
+for _, job in ipairs(redis.call('SMEMBERS', pending)) do
+  local f = redis.call('HMGET', key('job', job), 'state', 'queue')
+  if f[1] == 'queued' then
+    redis.call('LREM', key('wait', f[2], tenant), 1, job)
+    finish(job, 'cancelled', { 'error', '' })
+  elseif f[1] == 'running' then
+    redis.call('HSET', key('job', job), 'cancel', 1)
+  end
+end
+local versions = key('versions', tenant, dataset)
+for _, version in ipairs(redis.call('HKEYS', versions)) do
+  end_version(tenant, dataset, version)
+end
+redis.call('DEL', entry, versions, pending)
+redis.call('ZREM', key('datasets', tenant), dataset)
+changed(tenant, dataset)
+return 1

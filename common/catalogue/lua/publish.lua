@@ -1,0 +1,48 @@
+-- Publish a context as the job's version, end the job, flip the dataset's pointer (only upwards).
+-- ARGV: prefix, job, token, context digest, version record (JSON), versions kept, timings (JSON)
+-- Returns 'ok', or why not: 'stale', 'expired' (the lease ran out), 'cancel', 'deleted' (the dataset is gone).
+local job, token, digest, record, kept = ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
+local hash = key('job', job)
+local f = redis.call('HMGET', hash, 'state', 'token', 'tenant', 'dataset', 'version', 'cancel', 'table')
+if f[1] ~= 'running' or f[2] ~= token then
+  return 'stale'
+end
+local lease = redis.call('ZSCORE', key('running'), job)
+if not lease or tonumber(lease) < now_ms() then
+  return 'expired'
+end
+if f[6] == '1' then
+  return 'cancel'
+end
+local tenant, dataset, version = f[3], f[4], f[5]
+local entry = key('dataset', tenant, dataset)
+if redis.call('EXISTS', entry) == 0 then
+  return 'deleted'
+end
+
+local versions = key('versions', tenant, dataset)
+local v = cjson.decode(record)
+redis.call('HSET', versions, version, record)
+local holder = 'dataset/' .. dataset .. '/' .. version
+refer(tenant, 'context', digest, holder)
+refer(tenant, 'table', f[7], holder)
+redis.call('HSET', key('keys', tenant), v.key, digest)
+local current = tonumber(redis.call('HGET', entry, 'current') or '0')
+if tonumber(version) > current then
+  redis.call('HSET', entry, 'current', version)
+end
+redis.call('HSET', entry, 'updated_ms', int(now_ms()))
+finish(job, 'succeeded', { 'phase', '', 'fraction', 1, 'context', digest, 'context_bytes', int(v.context_bytes),
+  'timings', ARGV[7], 'error', '' })
+
+if redis.call('HGET', entry, 'pinned') ~= '1' then
+  local numbers = {}
+  for _, n in ipairs(redis.call('HKEYS', versions)) do
+    numbers[#numbers + 1] = tonumber(n)
+  end
+  table.sort(numbers)
+  for i = 1, #numbers - kept do
+    end_version(tenant, dataset, int(numbers[i]))
+  end
+end
+return 'ok'

@@ -1,0 +1,274 @@
+"""What the catalogue stores, as frozen dataclasses; times are milliseconds of Redis' own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from common.errors import TabrelayError, decode
+
+
+class JobState(StrEnum):
+    """Where a fit job stands."""
+
+    QUEUED = "queued"  # accepted, waits for a fit worker
+    RUNNING = "running"  # a worker holds its lease
+    SUCCEEDED = "succeeded"  # its context is published
+    FAILED = "failed"  # ended with an error
+    CANCELLED = "cancelled"  # ended because somebody asked
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing will change any more."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class Phase(StrEnum):
+    """What a running job does; the order is the order of work."""
+
+    LOADING = "loading"  # reads the table, parses it when it was too big for the API
+    PREPROCESSING = "preprocessing"  # columns to numbers, ensemble members
+    ENCODING = "encoding"  # the model reads the training table; nearly all of the time
+    WRITING = "writing"  # streams the context to disk
+    VERIFYING = "verifying"  # reads it back and compares answers
+    PUBLISHING = "publishing"  # record file, catalogue, prefetch
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A raw file that a fit worker still has to parse."""
+
+    id: str  # uuid; names the file under `uploads/`
+    format: str
+    encoding: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One requested fit."""
+
+    id: str
+    tenant: str
+    dataset: str
+    version: int
+    model: str
+    task: str  # "" until the table is parsed, when the request named none
+    target: str
+    options: Mapping[str, Any]
+    queue: str
+    state: JobState
+    key: str = ""  # context key; "" until the table is parsed
+    table: str = ""  # digest of the canonical table; "" until it is parsed
+    upload: Upload | None = None
+    rows: int = 0
+    columns: int = 0
+    phase: str = ""
+    fraction: float = 0.0
+    attempt: int = 0
+    token: str = ""
+    worker: str = ""
+    cancel: bool = False
+    estimate_s: float = 0.0
+    created_ms: int = 0
+    started_ms: int | None = None
+    finished_ms: int | None = None
+    phase_ms: int | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)  # milliseconds a phase
+    context: str = ""
+    context_bytes: int = 0
+    error: TabrelayError | None = None
+
+    @classmethod
+    def decode(cls, stored: Mapping[str, str]) -> Job:
+        """From a Redis hash."""
+
+        def parsed(name: str) -> Any:
+            return orjson.loads(stored[name]) if stored.get(name) else None
+
+        def optional_int(name: str) -> int | None:
+            return int(stored[name]) if stored.get(name) else None
+
+        upload, error = parsed("upload"), parsed("error")
+        return cls(
+            id=stored["id"],
+            tenant=stored["tenant"],
+            dataset=stored["dataset"],
+            version=int(stored["version"]),
+            model=stored["model"],
+            task=stored.get("task", ""),
+            target=stored["target"],
+            options=parsed("options") or {},
+            queue=stored["queue"],
+            state=JobState(stored["state"]),
+            key=stored.get("key", ""),
+            table=stored.get("table", ""),
+            upload=Upload(**upload) if upload else None,
+            rows=int(stored.get("rows") or 0),
+            columns=int(stored.get("columns") or 0),
+            phase=stored.get("phase", ""),
+            fraction=float(stored.get("fraction") or 0),
+            attempt=int(stored.get("attempt") or 0),
+            token=stored.get("token", ""),
+            worker=stored.get("worker", ""),
+            cancel=stored.get("cancel") == "1",
+            estimate_s=float(stored.get("estimate_s") or 0),
+            created_ms=int(stored["created_ms"]),
+            started_ms=optional_int("started_ms"),
+            finished_ms=optional_int("finished_ms"),
+            phase_ms=optional_int("phase_ms"),
+            timings=parsed("timings") or {},
+            context=stored.get("context", ""),
+            context_bytes=int(stored.get("context_bytes") or 0),
+            error=decode(error) if error else None,
+        )
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """What the service layer knows of a fit when it is submitted."""
+
+    id: str
+    tenant: str
+    dataset: str
+    model: str
+    task: str
+    target: str
+    options: Mapping[str, Any]
+    queue: str
+    key: str = ""
+    table: str = ""
+    upload: Upload | None = None
+    rows: int = 0
+    columns: int = 0
+    estimate_s: float = 0.0
+
+    def fields(self) -> list[str | int | float]:
+        """The hash fields that the submit script sets as given: name, value, ..."""
+        return [
+            *("model", self.model, "task", self.task, "target", self.target),
+            *("options", orjson.dumps(dict(self.options), option=orjson.OPT_SORT_KEYS).decode()),
+            *(
+                "table",
+                self.table,
+                "upload",
+                orjson.dumps(asdict(self.upload)).decode() if self.upload else "",
+            ),
+            *("rows", self.rows, "columns", self.columns, "estimate_s", self.estimate_s),
+        ]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One published context of a dataset."""
+
+    version: int
+    context: str  # digest of the file
+    key: str
+    table: str  # digest of the canonical table
+    job: str
+    model: str
+    task: str
+    rows: int
+    columns: int
+    context_bytes: int
+    created_ms: int
+    schema: Mapping[str, Any]
+    target: Mapping[str, Any]
+    licence: str = ""
+    fit_s: float = 0.0
+
+    def encode(self) -> str:
+        """As the JSON text that the publish script stores."""
+        return orjson.dumps(asdict(self)).decode()
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Version:
+        """From that text."""
+        return cls(**orjson.loads(text))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A tenant's name and its versions."""
+
+    tenant: str
+    name: str
+    current: int  # 0 until a first fit succeeded
+    pinned: bool
+    pending: int  # jobs queued or running for it
+    created_ms: int
+    updated_ms: int
+    versions: Mapping[int, Version]
+
+    def version(self, number: int | None) -> Version | None:
+        """The version of this number, or the current one."""
+        return self.versions.get(self.current if number is None else number)
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A context that a predict worker has loaded."""
+
+    tenant: str
+    context: str
+    bytes: int
+    tier: str
+
+
+@dataclass(frozen=True)
+class PredictWorker:
+    """What a predict worker says of itself at each heartbeat."""
+
+    name: str
+    address: str  # "unix:/path" or "host:port"
+    host: str
+    pid: int
+    device: str
+    models: tuple[str, ...]
+    budget_bytes: int
+    used_bytes: int
+    in_flight: int
+    rows_in_flight: int
+    served: int
+    started_ms: int
+    residents: tuple[Resident, ...]
+
+    def encode(self) -> str:
+        """As JSON text."""
+        return orjson.dumps(asdict(self)).decode()
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> PredictWorker:
+        """From JSON text."""
+        stored = orjson.loads(text)
+        stored["models"] = tuple(stored["models"])
+        stored["residents"] = tuple(Resident(**resident) for resident in stored["residents"])
+        return cls(**stored)
+
+
+@dataclass(frozen=True)
+class FitWorker:
+    """What a fit worker says of itself at each heartbeat."""
+
+    name: str
+    host: str
+    pid: int
+    device: str
+    queues: tuple[str, ...]
+    started_ms: int
+    job: str = ""
+
+    def encode(self) -> str:
+        """As JSON text."""
+        return orjson.dumps(asdict(self)).decode()
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> FitWorker:
+        """From JSON text."""
+        stored = orjson.loads(text)
+        stored["queues"] = tuple(stored["queues"])
+        return cls(**stored)
