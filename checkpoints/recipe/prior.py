@@ -71,7 +71,7 @@ def build_sources() -> dict[tuple[bool, str], Any]:
     for numeric in (False, True):
         for kind in ("graph_scm", "mlp_scm"):
             graph = kind == "graph_scm"
-            # Graphs whose target cannot be predicted from the columns teach nothing and are a fifth of all.
+            # Graphs whose target cannot be predicted from the columns teach nothing.
             extra = {"config": prior_config(filter_unpredictable_graphs=True)} if graph else {}
             sources[numeric, kind] = prior_dataset(
                 regression=numeric,
@@ -100,7 +100,7 @@ def draw_tables() -> Iterator[Table | None]:
         try:
             x, y, columns, _, _ = sources[numeric, kind].get_batch(1)
         except (ValueError, RuntimeError, IndexError) as error:
-            # A handful in a thousand random graphs are degenerate (no edge to the target, one class).
+            # A random graph may be degenerate: no edge to the target, or a single class.
             print(f"a draw failed: {error!r:.100}", flush=True)
             yield None
             continue
