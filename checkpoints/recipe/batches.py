@@ -148,7 +148,7 @@ def network_targets(shape: Shape) -> tuple[Tensor, Tensor]:
 
 def cut_into_classes(values: Tensor, classes: int) -> Tensor:
     """Class ids from a numeric target, by quantiles; at times a class is several separate intervals."""
-    levels = values.unique()
+    levels = torch.unique(values)
     if len(levels) <= classes + 2:
         return torch.searchsorted(levels, values)
     if classes > 2 and random.random() < 0.5:
@@ -163,7 +163,7 @@ def cut_into_classes(values: Tensor, classes: int) -> Tensor:
 
 def finish_classes(target: Tensor, context_rows: int) -> Tensor | None:
     """Ids 0 to k-1 in random order, or None where the context lacks a class that is asked for."""
-    known = target[:context_rows].unique()
+    known = torch.unique(target[:context_rows])
     if not 2 <= len(known) <= MAX_CLASSES or not bool(torch.isin(target[context_rows:], known).all()):
         return None
     return torch.randperm(len(known))[torch.searchsorted(known, target)].float()

@@ -165,7 +165,7 @@ def table_of(scores: list[Score], cell: Callable[[Score], str], means: Callable[
 
 
 def mean_of(scores: list[Score], metric: str) -> float:
-    return mean(getattr(score, metric) for score in scores)
+    return mean(float(getattr(score, metric)) for score in scores)
 
 
 def classification_markdown(scores: list[Score]) -> str:

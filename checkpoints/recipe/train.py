@@ -123,7 +123,8 @@ def build_model(plan: Plan) -> TabICL:
 
 def build_optimiser(model: TabICL, peak_rate: float) -> Muon:
     """Muon for the matrices inside the transformer blocks, its AdamW for all other parameters."""
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         inside = "tf_" in name and parameter.ndim >= 2 and min(parameter.shape) >= 16
         (matrices if inside else others).append(parameter)
@@ -198,7 +199,7 @@ def take_step(model: TabICL, optimiser: Muon, batch: Batch, rate: float, regress
         group["lr"] = rate
     model.zero_grad(set_to_none=True)
     loss, _ = loss_and_accuracy(model, batch, regression)
-    loss.backward()
+    torch.autograd.backward(loss)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
     if bool(torch.isfinite(norm)):
         optimiser.step()
