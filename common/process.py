@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: A process that ends with this status (sysexits' EX_CONFIG) says that another start can't help.
@@ -39,6 +40,11 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != expected:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, wrapped so that it ends with this process; start it from a thread that lives as long."""
+    return [sys.executable, "-I", "-S", __file__, f"--parent={os.getpid()}", *command]
 
 
 @dataclass(frozen=True)

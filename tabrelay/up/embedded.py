@@ -81,15 +81,18 @@ class Stack:
             raise RuntimeError("the stack is running already")
         if self._options.data_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tabrelay-", ignore_cleanup_errors=True)
-        options = replace(self._options, data_dir=self.data_dir)
+        environ = self._environ | {"PYTHONSAFEPATH": "1"}
+        if self._options.redis_url is not None:
+            environ["TABRELAY_REDIS_URL"] = self._options.redis_url  # arguments are anybody's to read
+        options = replace(self._options, data_dir=self.data_dir, redis_url=None)
         command = [sys.executable, "-m", "tabrelay.up", *options.arguments()]
         if threading.current_thread() is threading.main_thread():
             # The kernel follows the starting thread; only the main one is sure to live as long as the program.
-            command = [sys.executable, "-I", "-S", process.__file__, f"--parent={os.getpid()}", *command]
+            command = process.tied(command)
         with self._log() as log:
             self._process = subprocess.Popen(
                 command,
-                env=self._environ | {"PYTHONSAFEPATH": "1"},
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -86,10 +85,9 @@ class Running:
         if not self.first_started_at:
             self.first_started_at = self._started_at
             threading.Thread(target=self._probe, name=f"ready-{self.child.name}", daemon=True).start()
-        wrapper = [sys.executable, "-I", "-S", process.__file__, f"--parent={os.getpid()}"]
         try:
             self.process = subprocess.Popen(
-                [*wrapper, *self.child.argv],
+                process.tied(self.child.argv),
                 env=dict(self.child.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -93,39 +93,49 @@ def run_up(options: StackOptions) -> int:
 
 def _run(options: StackOptions) -> int:
     settings = _settings(options)
-    fit_devices = devices.assign(options.fit_devices, options.fit_workers, os.environ)
-    predict_devices = devices.assign(options.predict_devices, options.predict_workers, os.environ)
     output = Output(names=None if settings.log_format == "text" or os.isatty(2) else False)
     data = data_folder(settings.data)
-    with _reserved(options.host, options.port) as api, locked(data, output.say) as lock:
-        private_folder(settings.run)
-        children = []
-        if "redis_url" in settings.model_fields_set:
-            _ping(settings.redis_url)
-            url = settings.redis_url
-        else:
-            server = redis_server.prepare(settings)
-            url = server.url
-            children.append(Child("redis", server.argv, ready=ready.RedisAnswers(url), stage=_REDIS_STAGE))
-        shared = _shared_environment(settings, url)
-        models = resolve_models(options.models, shared)
-        for note in models.notes:
-            output.say(note)
-        shared["TABRELAY_DEFAULT_MODEL"] = models.default
-        shared["TABRELAY_MODEL_PATHS"] = json.dumps(models.paths)
-        children += [_fit_worker(at, device, settings, shared) for at, device in enumerate(fit_devices)]
-        children += [
-            _predict_worker(at, device, settings, shared) for at, device in enumerate(predict_devices)
-        ]
-        children.append(_api(api, shared))
-        supervisor = Supervisor(
-            children, output=output, on_ready=lambda: _announce(f"http://{api}"), pass_fds=(lock,)
-        )
-        return supervisor.run()
+    try:
+        with _reserved(options.host, options.port) as api, locked(data, output.say) as lock:
+            children = _children(options, settings, api, output)
+            supervisor = Supervisor(
+                children, output=output, on_ready=lambda: _announce(f"http://{api}"), pass_fds=(lock,)
+            )
+            return supervisor.run()
+    finally:
+        output.flush()
+
+
+def _children(options: StackOptions, settings: Settings, api: Bind, output: Output) -> list[Child]:
+    """The stack's processes, in the order of their start."""
+    fits = devices.assign(options.fit_devices, options.fit_workers, os.environ)
+    predicts = devices.assign(options.predict_devices, options.predict_workers, os.environ)
+    private_folder(settings.run)
+    children = []
+    if "redis_url" in settings.model_fields_set:
+        url = settings.redis_url
+        _ping(url)
+    else:
+        server = redis_server.prepare(settings)
+        url = server.url
+        children.append(Child("redis", server.argv, ready=ready.RedisAnswers(url), stage=_REDIS_STAGE))
+    shared = _shared_environment(settings, url)
+    models = resolve_models(options.models, shared)
+    for note in models.notes:
+        output.say(note)
+    shared["TABRELAY_DEFAULT_MODEL"] = models.default
+    shared["TABRELAY_MODEL_PATHS"] = json.dumps(models.paths)
+    children += [_fit_worker(at, device, settings, shared) for at, device in enumerate(fits)]
+    children += [_predict_worker(at, device, settings, shared) for at, device in enumerate(predicts)]
+    return [*children, _api(api, shared)]
 
 
 def _settings(options: StackOptions) -> Settings:
-    given = {"data_dir": options.data_dir, "redis_url": options.redis_url, "threads": options.threads}
+    given: dict[str, Any] = {
+        "data_dir": options.data_dir,
+        "redis_url": options.redis_url,
+        "threads": options.threads,
+    }
     try:
         return Settings.load(**{name: value for name, value in given.items() if value is not None})
     except UnknownSetting as error:
@@ -195,9 +205,8 @@ def _shared_environment(settings: Settings, redis_url: str) -> dict[str, str]:
 def resolve_models(names: Sequence[str], environ: dict[str, str]) -> Models:
     """Find the weights, downloading what is missing; in a child, since loading them needs torch."""
     command = [sys.executable, "-m", "common.models.weights", "resolve", *names]
-    wrapper = [sys.executable, "-I", "-S", process.__file__, f"--parent={os.getpid()}"]
     child = subprocess.Popen(
-        [*wrapper, *command],
+        process.tied(command),
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
