@@ -1,0 +1,1 @@
+"""Predict workers: one process a device, answering over HTTP from contexts that fit workers wrote."""
