@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
-from up.helpers import Supervised, alive, group_pids, noting, stopping, until
+from up.helpers import SUPERVISE, Supervised, alive, group_pids, noting, stopping, until
 
 IGNORING = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\npathlib.Path('ignoring').touch()\ntime.sleep(600)"
 CRASHING = "print('no such device', flush=True)\nsys.exit(3)"
@@ -42,14 +45,18 @@ def test_children_stop_in_reverse_and_a_stage_together(tmp_path: Path) -> None:
 def test_killed_child_is_started_again_after_a_growing_pause(tmp_path: Path) -> None:
     times = "open('times', 'a').write(f'{time.time()}\\n')\n"
     code = noting("pids", times + "pathlib.Path('up').touch()\ntime.sleep(600)")
+
+    def wait_for_lines(name: str, lines: int) -> None:
+        until(lambda: len((tmp_path / name).read_text().split()) == lines)
+
     with Supervised(tmp_path, {"name": "a", "code": code, "ready_file": str(tmp_path / "up")}) as supervised:
         supervised.wait_ready()
         pauses = []
         for starts in (1, 2, 3):
-            until(lambda starts=starts: len(supervised.pids("pids")) == starts)  # type: ignore[misc]  # a lambda
+            wait_for_lines("pids", starts)
             killed_at = time.time()
             os.kill(supervised.pids("pids")[-1], signal.SIGKILL)
-            until(lambda starts=starts: len((tmp_path / "times").read_text().split()) == starts + 1)  # type: ignore[misc]
+            wait_for_lines("times", starts + 1)
             pauses.append(float((tmp_path / "times").read_text().split()[-1]) - killed_at)
         assert supervised.stop()[0] == 0
     assert pauses[0] >= 0.2
@@ -72,7 +79,12 @@ def test_pause_starts_over_after_a_long_life_and_is_bounded(tmp_path: Path) -> N
 def test_child_that_ignores_sigterm_is_killed_in_time(tmp_path: Path) -> None:
     children = [
         {"name": "redis", "code": stopping("redis"), "ready_file": str(tmp_path / "redis.ready")},
-        {"name": "fit", "code": noting("fit", IGNORING), "ready_file": str(tmp_path / "ignoring"), "stage": 1},
+        {
+            "name": "fit",
+            "code": noting("fit", IGNORING),
+            "ready_file": str(tmp_path / "ignoring"),
+            "stage": 1,
+        },
     ]
     with Supervised(tmp_path, *children) as supervised:
         supervised.wait_ready()
@@ -80,7 +92,9 @@ def test_child_that_ignores_sigterm_is_killed_in_time(tmp_path: Path) -> None:
         assert status == 0
         assert 7 < took_s < 10
         assert not alive(supervised.pids("fit")[0])
-    assert (tmp_path / "stopped").read_text().split() == ["redis"], "a hanging stage keeps no other from a polite end"
+    assert (tmp_path / "stopped").read_text().split() == ["redis"], (
+        "a hanging stage keeps no other from a polite end"
+    )
     assert "killing fit" in supervised.log
 
 
@@ -106,7 +120,9 @@ def test_interrupt_passed_on_twice_by_a_launcher_still_stops_politely(tmp_path: 
 
 def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
     """Not a child, not one that ignores SIGTERM, and not what a child started."""
-    grandchild = "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    grandchild = (
+        "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    )
     children = [
         {"name": "a", "code": stopping("a"), "ready_file": str(tmp_path / "a.ready")},
         {"name": "b", "code": noting("b", grandchild + IGNORING), "ready_file": str(tmp_path / "ignoring")},
@@ -121,9 +137,13 @@ def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_restart_first_ends_what_the_dead_child_left_behind(tmp_path: Path) -> None:
-    left = "import subprocess\nleft = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    left = (
+        "import subprocess\nleft = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    )
     code = noting("pids", left + "open('left', 'a').write(f'{left.pid}\\n')\ntime.sleep(600)")
-    with Supervised(tmp_path, {"name": "a", "code": code, "ready_file": str(tmp_path / "left")}) as supervised:
+    with Supervised(
+        tmp_path, {"name": "a", "code": code, "ready_file": str(tmp_path / "left")}
+    ) as supervised:
         supervised.wait_ready()
         until(lambda: len(supervised.pids("left")) == 1)
         os.kill(supervised.pids("pids")[0], signal.SIGKILL)
@@ -170,7 +190,9 @@ def test_stop_while_starting_stops_what_was_started(tmp_path: Path) -> None:
 
 def test_output_is_prefixed_and_children_do_not_see_ctrl_c(tmp_path: Path) -> None:
     code = noting("pids", "print('one\\ntwo', flush=True)\npathlib.Path('up').touch()\ntime.sleep(600)")
-    with Supervised(tmp_path, {"name": "fit-0", "code": code, "ready_file": str(tmp_path / "up")}) as supervised:
+    with Supervised(
+        tmp_path, {"name": "fit-0", "code": code, "ready_file": str(tmp_path / "up")}
+    ) as supervised:
         supervised.wait_ready()
         pid = supervised.pids("pids")[0]
         assert os.getsid(pid) == pid
@@ -179,16 +201,14 @@ def test_output_is_prefixed_and_children_do_not_see_ctrl_c(tmp_path: Path) -> No
 
 
 def test_log_that_nobody_reads_does_not_stop_the_supervisor(tmp_path: Path) -> None:
-    flood = "line = 'x' * 1000\nfor _ in range(20_000): print(line)\npathlib.Path('up').touch()\ntime.sleep(600)"
-    import json
-    import subprocess
-    import sys
-
-    from up.helpers import SUPERVISE
-
+    flood = (
+        "line = 'x' * 1000\nfor _ in range(20_000): print(line)\npathlib.Path('up').touch()\ntime.sleep(600)"
+    )
     asked = {"children": [{"name": "a", "code": noting("pids", flood), "ready_file": str(tmp_path / "up")}]}
     command = [sys.executable, str(SUPERVISE), json.dumps(asked)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as supervisor:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    ) as supervisor:
         assert supervisor.stdout is not None
         assert supervisor.stdout.readline() == b"all ready\n"
         began = time.monotonic()
