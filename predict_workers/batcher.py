@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-from common.tables.schema import Features
 
 from common import logs
 from common.errors import DeadlinePassed, InternalError, TabrelayError, WorkerBusy
 from common.models.protocol import Prediction, PredictOptions
+from common.tables.schema import Features
 from predict_workers.residency import LoadedContext
 
 log = logs.get("batcher")
