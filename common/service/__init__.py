@@ -1,0 +1,1 @@
+"""What the product does, free of any transport: each adapter (HTTP today) calls these and maps the answers."""

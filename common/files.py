@@ -1,0 +1,105 @@
+"""The data folder: where tables, uploads and contexts lie, one lock a tenant, and the end of unreferenced files.
+
+    <data>/uploads/<id>                              raw uploads that a fit worker still has to parse
+    <data>/tables/<tenant>/<digest>.parquet          canonical training tables
+    <data>/contexts/<tenant>/<digest>.safetensors    contexts (common.contexts.store)
+    <data>/records.jsonl                             the record file
+    <data>/models/                                   downloaded weights
+
+A file enters under its tenant's lock together with the script that refers to it, and leaves under the same
+lock after the catalogue said once more that nobody refers to it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common import logs
+from common.catalogue import Catalogue
+from common.names import is_digest, is_tenant
+from common.settings import Settings
+
+log = logs.get("files")
+
+
+class DataFolder:
+    """Paths under the data folder; folders are made 0700 when first used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._root = settings.data
+        self._host = settings.host
+
+    def uploads(self) -> Path:
+        """The folder of raw uploads and of files on their way to be tables."""
+        return _private(self._root / "uploads")
+
+    def upload(self, upload_id: str) -> Path:
+        """A raw upload."""
+        if not upload_id.isalnum():
+            raise ValueError("an upload's id is letters and digits")
+        return self.uploads() / upload_id
+
+    def tables(self, tenant: str) -> Path:
+        """A tenant's tables."""
+        return _private(self._root / "tables" / _tenant(tenant))
+
+    def table(self, tenant: str, digest: str) -> Path:
+        """A canonical table."""
+        return self.tables(tenant) / f"{_digest(digest)}.parquet"
+
+    def tiers(self, tenant: str, kind: str, digest: str) -> list[Path]:
+        """Every place where a tenant's file of this kind may lie."""
+        if kind == "table":
+            return [self.table(tenant, digest)]
+        name = f"{_digest(digest)}.safetensors"
+        places = [self._root / "contexts" / _tenant(tenant) / name]
+        if self._host is not None:
+            places.append(self._host / _tenant(tenant) / name)
+        return places
+
+    @contextmanager
+    def locked(self, tenant: str) -> Iterator[None]:
+        """Hold the tenant's lock; ends with the process that holds it."""
+        path = _private(self._root / "locks") / _tenant(tenant)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def bury(folder: DataFolder, catalogue: Catalogue, tenant: str) -> int:
+    """Unlink every file of the tenant that nobody refers to, in every tier; returns how many."""
+    buried = 0
+    for kind, digest in catalogue.datasets.dying(tenant):
+        with folder.locked(tenant):
+            if not catalogue.datasets.is_dying(tenant, kind, digest):
+                continue
+            for path in folder.tiers(tenant, kind, digest):
+                path.unlink(missing_ok=True)
+            catalogue.datasets.buried(tenant, kind, digest)
+        log.info("file removed", kind=kind, digest=digest[:12])
+        buried += 1
+    return buried
+
+
+def _private(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def _tenant(name: str) -> str:
+    if not is_tenant(name):
+        raise ValueError(f"{name!r} can't name a tenant")
+    return name
+
+
+def _digest(text: str) -> str:
+    if not is_digest(text):
+        raise ValueError("a digest is 64 hex digits")
+    return text

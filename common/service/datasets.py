@@ -1,0 +1,57 @@
+"""Datasets: list, show, delete, pin."""
+
+from __future__ import annotations
+
+from common.catalogue import Catalogue, Dataset
+from common.catalogue.recordfile import RecordFile
+from common.errors import DatasetNotFound
+from common.files import DataFolder, bury
+from common.names import dataset_name
+from common.settings import Settings
+
+
+class DatasetService:
+    """Answers about datasets and ends them."""
+
+    def __init__(self, catalogue: Catalogue, settings: Settings) -> None:
+        self._catalogue = catalogue
+        self._folder = DataFolder(settings)
+        self._records = RecordFile(settings.data)
+
+    def get(self, tenant: str, name: str) -> Dataset:
+        """A dataset with a published version; raises DatasetNotFound."""
+        dataset = self._catalogue.datasets.get(tenant, dataset_name(name))
+        if not dataset.current:
+            raise DatasetNotFound(f"the dataset {name!r} has no published version yet")
+        return dataset
+
+    def page(self, tenant: str, *, after: str | None, limit: int) -> tuple[list[Dataset], str | None]:
+        """Datasets with a published version in order of their names, and the name to go on after."""
+        found: list[Dataset] = []
+        while True:
+            names = self._catalogue.datasets.names(tenant, after=after, limit=limit)
+            for name in names:
+                after = name
+                try:
+                    found.append(self.get(tenant, name))
+                except DatasetNotFound:  # not published yet, or deleted meanwhile
+                    continue
+                if len(found) == limit:
+                    return found, after
+            if len(names) < limit:
+                return found, None
+
+    def delete(self, tenant: str, name: str) -> None:
+        """Delete a dataset and its files in every tier; the tombstone is on disk before this returns."""
+        name = dataset_name(name)
+        self._catalogue.datasets.get(tenant, name)
+        self._records.delete(tenant, name)
+        self._catalogue.datasets.delete(tenant, name)
+        bury(self._folder, self._catalogue, tenant)
+
+    def pin(self, tenant: str, name: str, pinned: bool) -> Dataset:
+        """Keep every version of a dataset, or no longer."""
+        dataset = self.get(tenant, name)
+        self._records.pin(tenant, dataset.name, pinned)
+        self._catalogue.datasets.pin(tenant, dataset.name, pinned)
+        return self.get(tenant, name)
