@@ -386,9 +386,19 @@ def test_folders_named_like_ours_where_it_is_started_do_no_harm(
         (tmp_path / "project" / name).mkdir(parents=True)
         (tmp_path / "project" / name / "__init__.py").write_text("raise RuntimeError('not this one')")
     monkeypatch.chdir(tmp_path / "project")
-    options = StackOptions(port=0, data_dir=Path("data"))
-    with Stack(options, quiet=True, environ=stand_ins, start_timeout_s=60) as stack:
-        assert api_environment(stack.url)["TABRELAY_DATA_DIR"] == str(tmp_path / "project" / "data")
+    environ = {**os.environ, **stand_ins}
+    environ.pop("PYTHONSAFEPATH", None)
+    command = [sys.executable, "-P", "-m", "tabrelay.up", "--port=0", "--data-dir=data"]
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as running:
+        assert running.stdout is not None
+        word, url = running.stdout.readline().split()
+        seen = api_environment(url)
+        running.terminate()
+        assert running.stdout.read() == "", "standard output carries the ready line alone"
+        assert running.wait(15) == 0
+    assert (word, seen["TABRELAY_DATA_DIR"]) == ("ready", str(tmp_path / "project" / "data"))
 
 
 def test_model_that_is_not_there_is_named(tmp_path: Path, stand_ins: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from up.helpers import SUPERVISE, Supervised, alive, group_pids, noting, stopping, until
 
@@ -30,7 +31,7 @@ def test_stages_start_in_order_each_after_the_one_before_is_ready(tmp_path: Path
 
 
 def test_children_stop_in_reverse_and_a_stage_together(tmp_path: Path) -> None:
-    children = [
+    children: list[dict[str, Any]] = [
         {"name": name, "code": stopping(name), "ready_file": str(tmp_path / f"{name}.ready"), "stage": stage}
         for name, stage in (("redis", 0), ("fit", 1), ("predict", 1), ("api", 2))
     ]
@@ -77,7 +78,7 @@ def test_pause_starts_over_after_a_long_life_and_is_bounded(tmp_path: Path) -> N
 
 
 def test_child_that_ignores_sigterm_is_killed_in_time(tmp_path: Path) -> None:
-    children = [
+    children: list[dict[str, Any]] = [
         {"name": "redis", "code": stopping("redis"), "ready_file": str(tmp_path / "redis.ready")},
         {
             "name": "fit",
@@ -123,7 +124,7 @@ def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
     grandchild = (
         "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     )
-    children = [
+    children: list[dict[str, Any]] = [
         {"name": "a", "code": stopping("a"), "ready_file": str(tmp_path / "a.ready")},
         {"name": "b", "code": noting("b", grandchild + IGNORING), "ready_file": str(tmp_path / "ignoring")},
     ]
@@ -152,7 +153,7 @@ def test_restart_first_ends_what_the_dead_child_left_behind(tmp_path: Path) -> N
 
 
 def test_child_that_keeps_ending_at_the_start_stops_the_stack_with_its_last_lines(tmp_path: Path) -> None:
-    children = [
+    children: list[dict[str, Any]] = [
         {"name": "redis", "code": stopping("redis"), "ready_file": str(tmp_path / "redis.ready")},
         {"name": "fit-0", "code": noting("fit", CRASHING), "ready_file": "/nowhere", "stage": 1},
     ]
