@@ -1,0 +1,1 @@
+"""The HTTP edge: routes, limits, error mapping, OpenAPI. It parses nothing heavy and never loads torch."""

@@ -12,13 +12,14 @@ from typing import Any
 import orjson
 from blake3 import blake3
 
+from common.admission import estimate_fit_s
 from common.catalogue import Catalogue, Job
 from common.catalogue.jobs import Submitted
 from common.catalogue.records import NewJob, Upload
 from common.errors import FieldError, InvalidRequest, TooLarge
 from common.files import DataFolder
 from common.models.protocol import ModelSpec
-from common.models.registry import Registry, check_table, estimate_fit_s, validate_options
+from common.models.registry import Registry, check_table, validate_options
 from common.names import dataset_name, new_id
 from common.settings import Settings
 from common.tables.canonical import file_digest

@@ -1,0 +1,62 @@
+"""The OpenAPI document and its page, which loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from flask import Blueprint, Flask, Response, current_app
+from offapi import OpenAPITemplate
+from spectree import Response as Documented
+from spectree import SpecTree
+
+from api.requests import answer
+from api.schemas import Problem
+
+spec = SpecTree(
+    "flask",
+    title="Tabrelay",
+    version="1",
+    description="Fit a table once, predict at once. Errors are problem+json with a stable `code`.",
+    mode="strict",
+)
+
+Route = TypeVar("Route", bound=Callable[..., Any])
+
+blueprint = Blueprint("openapi", __name__)
+
+_PROBLEMS = ("400", "404", "409", "410", "413", "415", "422", "429", "500", "503", "504", "507")
+
+
+def documented(
+    tag: str,
+    ok: dict[str, Any],
+    problems: tuple[str, ...] = (),
+    **parts: Any,
+) -> Callable[[Route], Route]:
+    """Describe a route; the routes check what comes in themselves, so that every error is a problem."""
+    bodies: dict[str, Any] = {f"HTTP_{status}": model for status, model in ok.items()}
+    bodies |= {f"HTTP_{status}": Problem for status in _PROBLEMS if status in problems}
+    described = spec.validate(resp=Documented(**bodies), tags=[tag], skip_validation=True, **parts)
+    return cast("Callable[[Route], Route]", described)
+
+
+@blueprint.get("/openapi.json")
+def document() -> Response:
+    """The OpenAPI document."""
+    return answer(current_app.extensions["openapi"])
+
+
+@blueprint.get("/docs")
+def page() -> Response:
+    """A page to read and try the calls."""
+    html = OpenAPITemplate.SWAGGER.value.format(spec_url="/openapi.json")
+    return Response(html, content_type="text/html; charset=utf-8")
+
+
+def install(app: Flask) -> None:
+    """Build the document from the routes, once all of them are registered."""
+    with app.app_context():
+        spec.app = app
+        app.extensions["openapi"] = spec.spec
+    app.register_blueprint(blueprint)

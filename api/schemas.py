@@ -1,0 +1,161 @@
+"""What the OpenAPI document says of bodies; the examples are those of docs/http.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Shown(BaseModel):
+    """Base of the documented bodies; answers may gain fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class FieldFault(Shown):
+    """One fault of one field or column."""
+
+    field: str
+    message: str
+
+
+class Problem(Shown):
+    """RFC 9457 problem."""
+
+    type: str = Field(examples=["urn:tabrelay:problem:invalid_rows"])
+    title: str
+    status: int
+    code: str = Field(description="Stable; see docs/http.md.", examples=["invalid_rows"])
+    detail: str
+    errors: list[FieldFault] = []
+    request_id: str
+
+
+class Fit(Shown):
+    """An inline fit; a file goes as multipart with the same fields beside `file`."""
+
+    dataset: str = Field(examples=["churn"])
+    target: str = Field(examples=["y"])
+    columns: list[str] = Field(default=[], examples=[["a", "y"]])
+    rows: list[list[Any]] = Field(default=[], examples=[[[1, "no"], [2, "yes"]]])
+    model: str | None = None
+    task: str | None = Field(
+        default=None, description="classification or regression; told by the target when not given"
+    )
+    options: dict[str, Any] | None = Field(default=None, examples=[{"n_estimators": 8, "seed": 42}])
+
+
+class Job(Shown):
+    """A fit job."""
+
+    id: str
+    state: str = Field(description="queued, running, succeeded, failed or cancelled")
+    phase: str | None = None
+    fraction: float
+    dataset: str
+    version: int
+    model: str
+    task: str | None = None
+    rows: int | None = None
+    columns: int | None = None
+    queue_position: int | None = None
+    eta_s: float | None = None
+    attempt: int
+    created_at: str
+    started_at: str | None = None
+    finished_at: str | None = None
+    timings_ms: dict[str, float] = {}
+    context: str | None = None
+    context_bytes: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class Jobs(Shown):
+    """A page of jobs, newest first."""
+
+    jobs: list[Job]
+    next: str | None = None
+
+
+class JobsQuery(BaseModel):
+    """Which jobs."""
+
+    state: str | None = None
+    dataset: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+
+
+class Dataset(Shown):
+    """A dataset."""
+
+    name: str
+    version: int
+    model: str
+    task: str
+    rows: int
+    columns: int
+    bytes: int
+    pinned: bool
+
+
+class Datasets(Shown):
+    """A page of datasets by name."""
+
+    datasets: list[Dataset]
+    next: str | None = None
+
+
+class PageQuery(BaseModel):
+    """Where to go on."""
+
+    limit: int = 50
+    cursor: str | None = None
+
+
+class Pin(Shown):
+    """Whether every version is kept."""
+
+    pinned: bool = True
+
+
+class Rows(Shown):
+    """Rows to predict, as columns and rows or as records; `null` is a gap."""
+
+    columns: list[str] = Field(default=[], examples=[["a"]])
+    rows: list[list[Any]] = Field(default=[], examples=[[[3]]])
+    records: list[dict[str, Any]] | None = None
+
+
+class PredictQuery(BaseModel):
+    """What is wanted."""
+
+    version: int | None = Field(default=None, description="the current one when not given")
+    output: str | None = Field(default=None, description="proba or label; mean or quantiles")
+    quantiles: str | None = Field(default=None, description="levels, such as 0.05,0.5,0.95")
+    deadline_ms: int | None = None
+
+
+class Prediction(Shown):
+    """Answers, one a row."""
+
+    dataset: str
+    version: int
+    context: str
+    model: str
+    task: str
+    predictions: list[Any]
+    classes: list[Any] | None = None
+    probabilities: list[list[float]] | None = None
+    mean: list[float] | None = None
+    quantiles: list[list[float]] | None = None
+    worker: str
+    timings_ms: dict[str, float]
+
+
+class Models(Shown):
+    """The served models."""
+
+    models: list[dict[str, Any]]
+    default: str

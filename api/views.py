@@ -1,0 +1,193 @@
+"""How things look over HTTP: JSON objects of jobs, datasets, workers and predictions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from common.catalogue.records import Dataset, FitWorker, Job, JobState, PredictWorker, Version
+from common.relay.wire import Answer
+from common.tables.target import Target
+
+
+def when(ms: int | None) -> str | None:
+    """Milliseconds since 1970 as ISO 8601 UTC."""
+    if not ms:
+        return None
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def eta_s(job: Job, now_ms: int) -> float | None:
+    """Estimated seconds until a job has ended: from its fraction once it encodes, from its shape before."""
+    if job.state.ended:
+        return None
+    if job.state is JobState.QUEUED or not job.started_ms:
+        return round(job.estimate_s, 1) or None
+    elapsed = (now_ms - job.started_ms) / 1000
+    if job.phase == "encoding" and job.fraction > 0.02 and job.phase_ms:
+        encoding = (now_ms - job.phase_ms) / 1000
+        return round(encoding * (1 - job.fraction) / job.fraction, 1)
+    return round(max(job.estimate_s - elapsed, 0.1), 1)
+
+
+def job(job: Job, position: int | None = None) -> dict[str, Any]:
+    """A job."""
+    error = None
+    if job.error is not None:
+        encoded = job.error.encode()
+        error = {name: encoded[name] for name in ("code", "title", "detail", "errors")} | {
+            "facts": encoded["facts"]
+        }
+    return {
+        "id": job.id,
+        "state": str(job.state),
+        "phase": job.phase or None,
+        "fraction": round(job.fraction, 4),
+        "dataset": job.dataset,
+        "version": job.version,
+        "model": job.model,
+        "task": job.task or None,
+        "target": job.target,
+        "options": dict(job.options),
+        "rows": job.rows or None,
+        "columns": job.columns or None,
+        "queue": job.queue,
+        "queue_position": position,
+        "eta_s": eta_s(job, int(time.time() * 1000)),
+        "attempt": job.attempt,
+        "cancel_requested": job.cancel and not job.state.ended,
+        "created_at": when(job.created_ms),
+        "started_at": when(job.started_ms),
+        "finished_at": when(job.finished_ms),
+        "timings_ms": dict(job.timings),
+        "context": job.context or None,
+        "context_bytes": job.context_bytes or None,
+        "error": error,
+    }
+
+
+def dataset(entry: Dataset) -> dict[str, Any]:
+    """A dataset as a line of a list."""
+    current = entry.versions[entry.current]
+    return {
+        "name": entry.name,
+        "version": entry.current,
+        "model": current.model,
+        "task": current.task,
+        "rows": current.rows,
+        "columns": current.columns,
+        "bytes": current.context_bytes,
+        "pinned": entry.pinned,
+        "pending_jobs": entry.pending,
+        "versions": len(entry.versions),
+        "created_at": when(entry.created_ms),
+        "updated_at": when(entry.updated_ms),
+    }
+
+
+def dataset_in_full(
+    entry: Dataset, workers: Sequence[PredictWorker], tiers: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """A dataset with its versions, and where each context is; `tiers` by context digest."""
+    current = entry.versions[entry.current]
+    return {
+        **dataset(entry),
+        "target": current.target,
+        "schema": current.schema,
+        "versions": [_version(version, workers, tiers) for _, version in sorted(entry.versions.items())],
+    }
+
+
+def _version(
+    version: Version, workers: Sequence[PredictWorker], tiers: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    held = [w.name for w in workers if any(r.context == version.context for r in w.residents)]
+    return {
+        "version": version.version,
+        "context": version.context,
+        "bytes": version.context_bytes,
+        "rows": version.rows,
+        "columns": version.columns,
+        "model": version.model,
+        "task": version.task,
+        "licence": version.licence,
+        "job": version.job,
+        "fit_s": version.fit_s,
+        "created_at": when(version.created_ms),
+        "tiers": list(tiers.get(version.context, ())),
+        "resident_on": held,
+    }
+
+
+def predict_worker(worker: PredictWorker, tenant: str) -> dict[str, Any]:
+    """A predict worker; of its contexts only the tenant's own by name."""
+    return {
+        "name": worker.name,
+        "kind": "predict",
+        "host": worker.host,
+        "device": worker.device,
+        "models": list(worker.models),
+        "budget_bytes": worker.budget_bytes,
+        "used_bytes": worker.used_bytes,
+        "headroom_bytes": max(worker.budget_bytes - worker.used_bytes, 0),
+        "in_flight": worker.in_flight,
+        "served": worker.served,
+        "started_at": when(worker.started_ms),
+        "contexts": [
+            {"context": r.context, "bytes": r.bytes, "tier": r.tier}
+            for r in worker.residents
+            if r.tenant == tenant
+        ],
+    }
+
+
+def fit_worker(worker: FitWorker) -> dict[str, Any]:
+    """A fit worker."""
+    return {
+        "name": worker.name,
+        "kind": "fit",
+        "host": worker.host,
+        "device": worker.device,
+        "queues": list(worker.queues),
+        "busy": bool(worker.job),
+        "started_at": when(worker.started_ms),
+    }
+
+
+def predictions(answer: Answer) -> list[Any]:
+    """One prediction a row: the most probable label, or the mean."""
+    numbers = answer.prediction
+    if numbers.probabilities is not None:
+        target = Target.decode(answer.target)
+        return target.labels(np.argmax(numbers.probabilities, axis=1))
+    return [] if numbers.mean is None else numbers.mean.tolist()
+
+
+def prediction(
+    name: str, version: Version, answer: Answer, output: str, timings_ms: Mapping[str, float]
+) -> dict[str, Any]:
+    """An answer as JSON."""
+    numbers = answer.prediction
+    body: dict[str, Any] = {
+        "dataset": name,
+        "version": version.version,
+        "context": answer.context,
+        "model": version.model,
+        "licence": version.licence,
+        "task": version.task,
+        "predictions": predictions(answer),
+    }
+    if numbers.probabilities is not None:
+        body["classes"] = list(Target.decode(answer.target).classes)
+        if output == "proba":
+            body["probabilities"] = np.ascontiguousarray(numbers.probabilities)
+    elif numbers.mean is not None:
+        body["mean"] = np.ascontiguousarray(numbers.mean)
+        if numbers.quantiles is not None:
+            body["levels"] = list(answer.quantiles)
+            body["quantiles"] = np.ascontiguousarray(numbers.quantiles)
+    return {**body, "worker": answer.worker, "timings_ms": dict(timings_ms)}

@@ -1,0 +1,99 @@
+"""The Celery application of fit workers. The parent process imports this and never torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Celery, signals
+
+from common import logs
+from common.catalogue.jobs import QUEUES
+from common.process import die_with_parent
+from common.settings import Settings
+from common.wake import TASK, celery_config
+from fit_workers.keeper import Keeper
+
+log = logs.get("fit")
+
+#: Seconds between the soft limit, which ends a fit with an error, and the hard one, which kills the child.
+HARD_AFTER_S = 30
+
+
+def worker_name(settings: Settings) -> str:
+    """This fit worker's name; the same in the parent and its child."""
+    return (
+        settings.worker_name
+        or f"fit-{os.uname().nodename}-{os.environ.get('TABRELAY_FIT_PARENT', os.getpid())}"
+    )
+
+
+def make_app(settings: Settings) -> Celery:
+    """The application with its one task and what runs beside it in the parent."""
+    app = Celery("tabrelay-fit", set_as_current=True)
+    app.conf.update(celery_config(settings))
+    app.conf.update(
+        task_queues={name: {"exchange": name, "routing_key": name} for name in QUEUES},
+        task_soft_time_limit=settings.fit_time_limit_s,
+        task_time_limit=settings.fit_time_limit_s + HARD_AFTER_S,
+    )
+    name = worker_name(settings)
+    keeper = Keeper(settings, name, app)
+
+    @app.task(name=TASK)  # type: ignore[untyped-decorator]  # Celery has no types
+    def wake(queue: str, **_: Any) -> None:
+        """Claim and fit the next job of a queue; ends at once when there is none."""
+        from fit_workers.fit import fit_next
+
+        try:
+            fit_next(settings, name, queue)
+        except SoftTimeLimitExceeded:
+            log.warning("a fit passed its time limit outside of its job", queue=queue)
+
+    @signals.worker_process_init.connect(weak=False)
+    def warm(**_: Any) -> None:
+        """In the child: load torch and the default model before the first job comes."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        logs.configure(settings, name)
+        from fit_workers.fit import warm_up
+
+        warm_up(settings)
+
+    @signals.worker_ready.connect(weak=False)
+    def ready(**_: Any) -> None:
+        keeper.start()
+        log.info("waiting for fits", queues=settings.queues, device=settings.device, threads=settings.threads)
+
+    @signals.worker_shutting_down.connect(weak=False)
+    def leaving(**_: Any) -> None:
+        keeper.hand_back()
+
+    @signals.worker_shutdown.connect(weak=False)
+    def left(**_: Any) -> None:
+        keeper.stop()
+
+    return app
+
+
+def main() -> None:
+    """Run a fit worker until SIGTERM, which hands a running job back to its queue."""
+    settings = Settings.load()
+    logs.configure(settings, worker_name(settings))
+    die_with_parent()
+    os.environ["TABRELAY_FIT_PARENT"] = str(os.getpid())
+    app = make_app(settings)
+    app.worker_main(
+        [
+            "worker",
+            "--pool=prefork",
+            "--concurrency=1",
+            f"--queues={settings.queues}",
+            f"--hostname={worker_name(settings)}@%h",
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            f"--loglevel={settings.log_level}",
+        ]
+    )

@@ -1,0 +1,163 @@
+"""What a fit worker's parent does beside its child: keep the lease, say that it lives, look after lost jobs.
+
+The lease is renewed here and not by the thread that fits, because a long call into C can hold the interpreter
+lock for longer than the lease. It is renewed only while the child that claimed the job lives and is not
+stopped; the child's death ends it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+from celery import Celery
+
+from common import logs
+from common.catalogue import Catalogue
+from common.catalogue.jobs import QUEUES
+from common.catalogue.records import FitWorker
+from common.errors import CatalogueUnavailable
+from common.settings import Settings
+from common.wake import TASK
+
+log = logs.get("keeper")
+
+#: How often the child is looked at.
+LOOK_S = 0.5
+
+
+def child_state(pid: int) -> str:
+    """The kernel's state letter of one of our children; "" when it is not there, or not ours any more."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    state, parent = stat.rpartition(")")[2].split()[:2]
+    if int(parent) != os.getpid() or state in "ZX":
+        return ""
+    return state
+
+
+class Keeper:
+    """One thread in the parent."""
+
+    def __init__(self, settings: Settings, name: str, app: Celery) -> None:
+        self._settings = settings
+        self._name = name
+        self._app = app
+        self._catalogue = Catalogue.connect(settings)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._started_ms = int(time.time() * 1000)
+        self._ended_token = ""
+        self._renewed = ("", 0.0)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and leave the catalogue."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=3)
+        with contextlib.suppress(CatalogueUnavailable):
+            self._catalogue.workers.leave("fit", self._name)
+
+    def hand_back(self) -> None:
+        """The worker is told to leave: end the child and put its job back, the attempt uncounted."""
+        self._stop.set()
+        with contextlib.suppress(CatalogueUnavailable):
+            held = self._held()
+            if held is None:
+                return
+            job, token, pid = held
+            if child_state(pid):
+                os.kill(pid, signal.SIGKILL)
+            queue = self._catalogue.jobs.hand_back(job, token)
+            if queue in QUEUES:
+                log.info("job handed back", job=job)
+                self._wake(queue)
+
+    def _run(self) -> None:
+        beat = swept = 0.0
+        while not self._stop.is_set():
+            now = time.monotonic()
+            try:
+                self._keep_lease()
+                if now - beat >= self._settings.heartbeat_s:
+                    beat = now
+                    self._register()
+                if now - swept >= self._settings.janitor_every_s:
+                    swept = now
+                    self._sweep()
+            except CatalogueUnavailable:
+                log.warning("the catalogue can't be reached")
+                self._stop.wait(1.0)
+            except Exception:
+                log.exception("the keeper stumbled and goes on")
+            self._stop.wait(LOOK_S)
+
+    def _held(self) -> tuple[str, str, int] | None:
+        held = self._catalogue.jobs.held_by(self._name)
+        return None if held is None or held[1] == self._ended_token else held
+
+    def _keep_lease(self) -> None:
+        held = self._held()
+        if held is None:
+            return
+        job, token, pid = held
+        state = child_state(pid)
+        if not state:
+            queue = self._catalogue.jobs.release_dead(job, token)
+            self._ended_token = token
+            if queue:
+                log.warning("the child that fitted a job is gone", job=job, then=queue)
+            if queue in QUEUES:
+                self._wake(queue)
+        elif state in "Tt":
+            return  # stopped: whoever stopped it may never let it go on
+        elif time.monotonic() - self._renewed[1] >= self._settings.lease_renew_s or self._renewed[0] != token:
+            if self._catalogue.jobs.renew(job, token):
+                self._renewed = token, time.monotonic()
+            else:
+                self._ended_token = token
+
+    def _register(self) -> None:
+        held = self._held()
+        self._catalogue.workers.register_fit(
+            FitWorker(
+                name=self._name,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                device=self._settings.device,
+                queues=self._settings.queue_names,
+                started_ms=self._started_ms,
+                job=held[0] if held else "",
+            )
+        )
+
+    def _sweep(self) -> None:
+        """The janitor: expired leases and lost wake-ups; one keeper at a time."""
+        client, prefix = self._catalogue.client, self._settings.redis_prefix
+        lease_ms = int(self._settings.janitor_every_s * 1000)
+        if not client.set(f"{prefix}janitor", self._name, nx=True, px=lease_ms):
+            return
+        for job in self._catalogue.jobs.expired():
+            queue = self._catalogue.jobs.release_dead(job)
+            if queue:
+                log.warning("a job's lease ran out", job=job, then=queue)
+        for queue in QUEUES:
+            if self._catalogue.jobs.waiting(queue) and not client.llen(f"{prefix}celery:{queue}"):
+                self._wake(queue)
+
+    def _wake(self, queue: str) -> None:
+        try:
+            self._app.send_task(TASK, args=(queue,), queue=queue, ignore_result=True, retry=False)
+        except Exception as error:  # kombu raises what its transport raises; the next sweep tries again
+            log.warning("a wake-up was not sent", queue=queue, error=str(error))
