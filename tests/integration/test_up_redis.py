@@ -66,8 +66,11 @@ http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
 """,
 }
 WEIGHTS = """
-import json, sys
+import json, sys, time
 names = sys.argv[2:]
+if "slow" in names:
+    print("downloading", file=sys.stderr, flush=True)
+    time.sleep(600)
 if "no-such" in names:
     print(json.dumps({"error": {"code": "model_not_found", "detail": "there is no model no-such"}}))
     sys.exit(1)
@@ -408,6 +411,20 @@ def test_model_that_is_not_there_is_named(tmp_path: Path, stand_ins: dict[str, s
         Stack(options, quiet=True, environ=stand_ins, start_timeout_s=60),
     ):
         pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_while_weights_are_downloaded_ends_the_download(
+    number: signal.Signals, tmp_path: Path, stand_ins: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "tabrelay.up", "--port=0", f"--data-dir={tmp_path}/data", "--model=slow"]
+    environ = {**os.environ, **stand_ins}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == "downloading\n"
+        running.send_signal(number)
+        assert running.wait(10) == 0
+    assert processes_naming(f"{tmp_path}/data") == []
 
 
 def test_stack_without_a_data_folder_takes_its_own_with_it(stand_ins: dict[str, str]) -> None:
