@@ -14,7 +14,7 @@ def run() -> None:
     """Start over with a fixed hash seed, then run the worker; SIGTERM means leave now and hand the job back."""
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
         os.environ["PYTHONHASHSEED"] = HASH_SEED
-        os.execv(sys.executable, [sys.executable, "-m", "fit_workers", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", "fit_workers", *sys.argv[1:]])  # noqa: S606  (this same program)
     os.environ["REMAP_SIGTERM"] = "SIGQUIT"
     from fit_workers.app import main
 

@@ -23,14 +23,14 @@ HARD_AFTER_S = 30
 
 
 def worker_name(settings: Settings) -> str:
-    """This fit worker's name; the same in the parent and its child."""
+    """This fit worker's name; ask in the parent, the child inherits it."""
     return (
         settings.worker_name
         or f"fit-{os.uname().nodename}-{os.environ.get('TABRELAY_FIT_PARENT', os.getpid())}"
     )
 
 
-def make_app(settings: Settings) -> Celery:
+def make_app(settings: Settings, name: str) -> Celery:
     """The application with its one task and what runs beside it in the parent."""
     app = Celery("tabrelay-fit", set_as_current=True)
     app.conf.update(celery_config(settings))
@@ -39,7 +39,6 @@ def make_app(settings: Settings) -> Celery:
         task_soft_time_limit=settings.fit_time_limit_s,
         task_time_limit=settings.fit_time_limit_s + HARD_AFTER_S,
     )
-    name = worker_name(settings)
     keeper = Keeper(settings, name, app)
 
     @app.task(name=TASK)  # type: ignore[untyped-decorator]  # Celery has no types
@@ -48,29 +47,29 @@ def make_app(settings: Settings) -> Celery:
         from fit_workers.fit import fit_next
 
         try:
-            fit_next(settings, name, queue)
+            fit_next(name, queue)
         except SoftTimeLimitExceeded:
             log.warning("a fit passed its time limit outside of its job", queue=queue)
 
-    @signals.worker_process_init.connect(weak=False)
+    @signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def warm(**_: Any) -> None:
         """In the child: load torch and the default model before the first job comes."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         logs.configure(settings, name)
         from fit_workers.fit import warm_up
 
-        warm_up(settings)
+        warm_up(name)
 
-    @signals.worker_ready.connect(weak=False)
+    @signals.worker_ready.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def ready(**_: Any) -> None:
         keeper.start()
         log.info("waiting for fits", queues=settings.queues, device=settings.device, threads=settings.threads)
 
-    @signals.worker_shutting_down.connect(weak=False)
+    @signals.worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def leaving(**_: Any) -> None:
         keeper.hand_back()
 
-    @signals.worker_shutdown.connect(weak=False)
+    @signals.worker_shutdown.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def left(**_: Any) -> None:
         keeper.stop()
 
@@ -80,17 +79,17 @@ def make_app(settings: Settings) -> Celery:
 def main() -> None:
     """Run a fit worker until SIGTERM, which hands a running job back to its queue."""
     settings = Settings.load()
-    logs.configure(settings, worker_name(settings))
+    name = worker_name(settings)
+    logs.configure(settings, name)
     die_with_parent()
-    os.environ["TABRELAY_FIT_PARENT"] = str(os.getpid())
-    app = make_app(settings)
+    app = make_app(settings, name)
     app.worker_main(
         [
             "worker",
             "--pool=prefork",
             "--concurrency=1",
             f"--queues={settings.queues}",
-            f"--hostname={worker_name(settings)}@%h",
+            f"--hostname={name}@%h",
             "--without-gossip",
             "--without-mingle",
             "--without-heartbeat",

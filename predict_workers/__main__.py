@@ -92,7 +92,7 @@ async def serving(settings: Settings, name: str) -> AsyncIterator[PredictServer]
 def listen(bind: str) -> socket.socket:
     """The listening socket; a Unix socket left by a dead predecessor is replaced."""
     where = parse_bind(bind)
-    if not where.is_unix:
+    if where.path is None:
         found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
         tcp = socket.socket(found[0], socket.SOCK_STREAM)
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

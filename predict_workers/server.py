@@ -53,8 +53,8 @@ class PredictServer:
             status, kind, body = error.status, b"application/json", orjson.dumps(error.encode())
         except Exception:
             log.exception("request failed", path=scope["path"])
-            error = InternalError()
-            status, kind, body = error.status, b"application/json", orjson.dumps(error.encode())
+            fault = InternalError()
+            status, kind, body = fault.status, b"application/json", orjson.dumps(fault.encode())
         await send(
             {
                 "type": "http.response.start",

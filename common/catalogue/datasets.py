@@ -70,6 +70,10 @@ class Datasets:
         """True when the file may be unlinked; ask again under the folder's lock."""
         return bool(self._client.sismember(f"{self._prefix}dying:{tenant}", f"{kind}:{digest}"))
 
+    def is_referred(self, tenant: str, kind: str, digest: str) -> bool:
+        """True while a version or a job needs this file."""
+        return bool(self._client.exists(f"{self._prefix}refs:{tenant}:{kind}:{digest}"))
+
     def buried(self, tenant: str, kind: str, digest: str) -> None:
         """The file was unlinked."""
         self._client.srem(f"{self._prefix}dying:{tenant}", f"{kind}:{digest}")

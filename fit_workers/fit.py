@@ -1,0 +1,240 @@
+"""One fit from claim to publish. Runs in the Celery child; importing this loads torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import time
+from dataclasses import dataclass, replace
+
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from common import logs
+from common.admission import estimate_fit_s
+from common.catalogue import Job, Phase
+from common.catalogue.jobs import Claim, StaleClaim
+from common.contexts.build import build_context
+from common.errors import (
+    Cancelled,
+    ContextGone,
+    DeadlinePassed,
+    InternalError,
+    InvalidTable,
+    ModelNotReady,
+    StorageFull,
+    TabrelayError,
+)
+from common.models.protocol import ModelSpec, TrainingTable
+from common.models.registry import check_table
+from common.names import new_id
+from common.service.fits import context_key, table_limits
+from common.settings import Settings
+from common.tables.canonical import read_canonical
+from common.tables.schema import TableSchema
+from common.tables.target import Target, take_target
+from fit_workers.publish import Publisher, Ready
+from fit_workers.report import Reporter
+from fit_workers.worker import Worker
+
+log = logs.get("fit")
+
+
+@functools.cache
+def _worker(name: str) -> Worker:
+    return Worker.start(Settings.load(), name)
+
+
+def warm_up(name: str) -> None:
+    """Load torch and the default model's weights before the first job comes."""
+    worker = _worker(name)
+    spec = worker.registry.spec(worker.registry.default_model())
+    for task in spec.files:
+        with contextlib.suppress(ModelNotReady):
+            worker.backbone(spec.name, task)
+    worker.parser.start()
+
+
+def fit_next(name: str, queue: str) -> None:
+    """Claim the next job of a queue and run it to its end; returns at once when nobody waits."""
+    worker = _worker(name)
+    claim = worker.catalogue.jobs.claim(queue, name, os.getpid(), new_id())
+    if claim is not None:
+        FitRun(worker, claim).run()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A training table in memory, and what it makes the context's key."""
+
+    job: Job
+    spec: ModelSpec
+    table: TrainingTable
+    digest: str
+    key: str
+
+
+class FitRun:
+    """One attempt at one job."""
+
+    def __init__(self, worker: Worker, claim: Claim) -> None:
+        self._worker = worker
+        self._claim = claim
+        self._job = claim.job
+        self._reporter = Reporter(worker.catalogue, claim)
+        self._log = log.bind(job=claim.job.id, dataset=claim.job.dataset, attempt=claim.job.attempt)
+
+    def run(self) -> None:
+        """Fit, publish and end the job; whatever goes wrong is the job's error, never the worker's end."""
+        try:
+            self._fit()
+        except StaleClaim as stale:
+            self._log.warning("the job is no longer ours; this attempt changes nothing", why=str(stale))
+        except SoftTimeLimitExceeded:
+            limit = self._worker.settings.fit_time_limit_s
+            self._end(DeadlinePassed(f"the fit took longer than {limit:.0f} s (TABRELAY_FIT_TIME_LIMIT_S)"))
+        except TabrelayError as error:
+            self._end(error)
+        except MemoryError:
+            self._end(InternalError("the fit needed more memory than this worker has"))
+        except OSError as error:
+            self._log.exception("fit failed")
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self._end(StorageFull() if full else InternalError())
+        except Exception:
+            self._log.exception("fit failed")
+            self._end(InternalError("the fit failed; the fit worker's log has the cause"))
+
+    def _end(self, error: TabrelayError) -> None:
+        try:
+            self._worker.catalogue.jobs.fail(self._claim, error, self._reporter.done())
+        except StaleClaim as stale:
+            self._log.warning("the job is no longer ours; its error is not recorded", why=str(stale))
+            return
+        self._log.info("job cancelled" if isinstance(error, Cancelled) else "job failed", code=error.code)
+        if self._job.upload is not None:
+            self._worker.folder.upload(self._job.upload.id).unlink(missing_ok=True)
+
+    def _fit(self) -> None:
+        began = time.monotonic()
+        self._reporter.phase(Phase.LOADING)
+        loaded = self._load()
+        adapter, backbone = self._worker.backbone(loaded.spec.name, loaded.table.target.task)
+        publisher = Publisher(self._worker, self._claim, self._reporter)
+        known = self._known(loaded)
+        if known is not None:
+            self._log.info("the same fit exists; its context is published again", context=known.digest[:12])
+            publisher.publish(loaded.job, known)
+            return
+        self._reporter.phase(Phase.PREPROCESSING)
+        fitted = adapter.fit(loaded.table, backbone, loaded.job.options, self._reporter.fitting)
+        self._reporter.phase(Phase.WRITING)
+        built = build_context(
+            self._worker.store,
+            loaded.job.tenant,
+            adapter,
+            backbone,
+            fitted,
+            loaded.table,
+            table_digest=loaded.digest,
+            key=loaded.key,
+            options=loaded.job.options,
+            timings_ms=self._reporter.timings_ms,
+            on_verify=lambda: self._reporter.phase(Phase.VERIFYING),
+        )
+        with built:
+            ready = Ready.of_new(built, fit_s=time.monotonic() - began)
+            publisher.publish(loaded.job, ready)
+
+    def _load(self) -> Loaded:
+        """Read the table, parsing the raw upload first where the API did not."""
+        worker = self._worker
+        job = self._parse() if self._job.upload is not None else self._job
+        table = read_canonical(worker.folder.table(job.tenant, job.table), job.table)
+        column = take_target(table, job.target)
+        target = Target.infer(column, job.target, job.task or None)
+        schema = TableSchema.infer(table, job.target)
+        spec = worker.registry.spec(job.model)
+        check_table(spec, table.num_rows, table.num_columns - 1, target)
+        training = TrainingTable(schema.features(table), schema, target, target.encode_labels(column))
+        key = self._key(spec, job, target)
+        if key != job.key:
+            # Other weights or another release than the API saw: the context is that of what is here now.
+            worker.catalogue.jobs.adopt(self._claim, job.table, key)
+        return Loaded(job, spec, training, job.table, key)
+
+    def _key(self, spec: ModelSpec, job: Job, target: Target) -> str:
+        weights = self._worker.registry.weights(spec.name, target.task)
+        return context_key(
+            table=job.table,
+            target=target.name,
+            task=target.task,
+            spec=spec,
+            weights=weights.digest,
+            options=job.options,
+        )
+
+    def _parse(self) -> Job:
+        """Parse a raw upload in the bounded child; its faults carry the same codes as in the API."""
+        worker, job, upload = self._worker, self._job, self._job.upload
+        if upload is None:
+            return job
+        raw = worker.folder.upload(upload.id)
+        if not raw.exists():
+            raise InvalidTable("the uploaded file is no longer there; submit the fit again")
+        parsed = worker.parser.parse_training(
+            raw,
+            upload.format,
+            job.target,
+            job.task or None,
+            worker.folder.uploads(),
+            table_limits(worker.settings),
+            encoding=upload.encoding,
+        )
+        try:
+            spec = worker.registry.spec(job.model)
+            check_table(spec, parsed.rows, parsed.columns - 1, parsed.target)
+            job = replace(
+                job,
+                task=parsed.target.task,
+                target=parsed.target.name,
+                table=parsed.table_digest,
+                rows=parsed.rows,
+                columns=parsed.columns,
+                upload=None,
+                estimate_s=estimate_fit_s(spec, parsed.rows, parsed.columns - 1, job.options),
+            )
+            key = self._key(spec, job, parsed.target)
+            place = worker.folder.table(job.tenant, job.table)
+            with worker.folder.locked(job.tenant):
+                if not place.exists():
+                    os.link(parsed.path, place)
+                worker.catalogue.jobs.adopt(
+                    self._claim,
+                    job.table,
+                    key,
+                    task=job.task,
+                    target=job.target,
+                    rows=job.rows,
+                    columns=job.columns,
+                    estimate_s=job.estimate_s,
+                )
+        finally:
+            parsed.path.unlink(missing_ok=True)
+        raw.unlink(missing_ok=True)
+        return replace(job, key=key)
+
+    def _known(self, loaded: Loaded) -> Ready | None:
+        """The context of an earlier fit with the same key, if its file is still whole."""
+        digest = self._worker.catalogue.jobs.known_context(loaded.job.tenant, loaded.key)
+        if digest is None:
+            return None
+        try:
+            mapped = self._worker.store.open(loaded.job.tenant, digest)
+        except ContextGone as error:
+            self._log.warning(
+                "the known context can't be used, it is fitted again", context=digest[:12], code=error.code
+            )
+            return None
+        return Ready.of_known(digest, mapped)

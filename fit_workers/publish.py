@@ -1,0 +1,160 @@
+"""Publishing: rename, record file, one catalogue transaction; then host tier and prefetch.
+
+All of it happens under the tenant's lock, so that no file is unlinked between its rename and the script that
+refers to it. A refused publish leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common import logs
+from common.catalogue import Job, JobState, Phase, Version
+from common.catalogue.jobs import Claim, StaleClaim
+from common.errors import CatalogueUnavailable, TabrelayError
+from common.files import bury
+from common.placement import HoldersFirst
+from common.relay.client import Lost, Refused
+from common.relay.wire import Question
+from fit_workers.report import Reporter
+from fit_workers.worker import Worker
+
+if TYPE_CHECKING:
+    from common.contexts.build import Built
+    from common.contexts.manifest import Manifest
+    from common.contexts.reader import MappedContext
+
+log = logs.get("fit")
+
+#: How long a prefetch may hold up the next fit.
+PREFETCH_S = 30.0
+#: Seconds between tries to publish while the catalogue can't be reached.
+RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A context that may be published: fresh from a fit, or known from an earlier one."""
+
+    digest: str
+    manifest: Manifest
+    nbytes: int
+    fit_s: float
+    built: Built | None = None
+
+    @classmethod
+    def of_new(cls, built: Built, fit_s: float) -> Ready:
+        """A context in its temporary file."""
+        return cls(built.digest, built.manifest, built.nbytes, round(fit_s, 3), built)
+
+    @classmethod
+    def of_known(cls, digest: str, mapped: MappedContext) -> Ready:
+        """A context that an earlier fit published."""
+        return cls(digest, mapped.manifest, mapped.nbytes, 0.0)
+
+
+class Publisher:
+    """Publishes for one claim."""
+
+    def __init__(self, worker: Worker, claim: Claim, reporter: Reporter) -> None:
+        self._worker = worker
+        self._claim = claim
+        self._reporter = reporter
+
+    def publish(self, job: Job, ready: Ready) -> None:
+        """Publish and end the job; raises StaleClaim or Cancelled, and then nothing was published."""
+        worker = self._worker
+        self._reporter.phase(Phase.PUBLISHING)
+        manifest = ready.manifest
+        version = Version(
+            version=job.version,
+            context=ready.digest,
+            key=manifest.key,
+            table=manifest.table,
+            job=job.id,
+            model=manifest.model,
+            task=manifest.task,
+            rows=manifest.rows,
+            columns=manifest.columns,
+            context_bytes=ready.nbytes,
+            created_ms=int(time.time() * 1000),
+            schema=manifest.schema,
+            target=manifest.target,
+            licence=worker.registry.spec(manifest.model).licence,
+            fit_s=ready.fit_s,
+        )
+        with worker.folder.locked(job.tenant):
+            if ready.built is not None:
+                ready.built.publish()
+            worker.records.intend(job.tenant, job.dataset, version)
+            try:
+                self._commit(version)
+            except BaseException:
+                worker.records.aborted(job.tenant, job.dataset, version.version)
+                self._withdraw(job, ready)
+                raise
+            worker.records.published(job.tenant, job.dataset, version.version)
+        log.info(
+            "published",
+            job=job.id,
+            dataset=job.dataset,
+            version=version.version,
+            context=version.context[:12],
+            bytes=version.context_bytes,
+        )
+        self._after(job, version)
+
+    def _commit(self, version: Version) -> None:
+        """The one transaction; tried again while the catalogue can't be reached and the lease may still hold."""
+        jobs = self._worker.catalogue.jobs
+        until = time.monotonic() + self._worker.settings.lease_s
+        timings = self._reporter.done()
+        while True:
+            try:
+                jobs.publish(self._claim, version, timings)
+                return
+            except CatalogueUnavailable:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(RETRY_S)
+            except StaleClaim:
+                # An earlier try may have gone through although its answer was lost.
+                job = jobs.get(self._claim.job.tenant, self._claim.job.id)
+                if job.state is JobState.SUCCEEDED and job.attempt == self._claim.job.attempt:
+                    return
+                raise
+
+    def _withdraw(self, job: Job, ready: Ready) -> None:
+        """Remove the file of a refused publish, unless another version refers to the same content."""
+        if ready.built is None:
+            return
+        try:
+            referred = self._worker.catalogue.datasets.is_referred(job.tenant, "context", ready.digest)
+        except CatalogueUnavailable:
+            return  # without the catalogue nothing may be removed; the file is found by its missing reference
+        if not referred:
+            for path in self._worker.folder.tiers(job.tenant, "context", ready.digest):
+                path.unlink(missing_ok=True)
+
+    def _after(self, job: Job, version: Version) -> None:
+        """Host tier, prefetch, removal of what the new version replaced: none of it can undo the publish."""
+        worker = self._worker
+        try:
+            worker.store.copy_to_host(job.tenant, version.context)
+            bury(worker.folder, worker.catalogue, job.tenant)
+            self._prefetch(job.tenant, version)
+        except (TabrelayError, OSError) as error:
+            log.warning("published, but not prefetched", job=job.id, error=str(error))
+
+    def _prefetch(self, tenant: str, version: Version) -> None:
+        """Have the placed predict worker load the context, so that the first predict is warm."""
+        workers = self._worker.catalogue.workers.predict()
+        for placed in HoldersFirst().order(tenant, version, workers):
+            question = Question(tenant, version.context, version.model, version.task, "prefetch", PREFETCH_S)
+            try:
+                self._worker.connections.prefetch(placed.address, question, PREFETCH_S)
+            except (Refused, Lost):
+                continue
+            return
