@@ -25,6 +25,9 @@ from tabrelay.client.errors import FieldError, Invalid
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 MEDIA_TYPES: Mapping[str, str] = {
     ".csv": "text/csv",
+    ".tsv": "text/csv",
+    ".txt": "text/csv",
+    ".json": "application/json",
     ".parquet": "application/vnd.apache.parquet",
     ".pq": "application/vnd.apache.parquet",
     ".arrow": "application/vnd.apache.arrow.file",
@@ -76,8 +79,8 @@ def has_pyarrow() -> bool:
 
 
 def media_type_of(path: Path) -> str:
-    """The content type that a file's suffix stands for."""
-    found = MEDIA_TYPES.get(path.suffix.lower())
+    """The content type that a file's suffix stands for; `.gz` may follow it."""
+    found = MEDIA_TYPES.get(Path(path.name.lower().removesuffix(".gz")).suffix)
     if found is None:
         raise Invalid(
             f"can't tell the format of {path.name}: use a file named {', '.join(MEDIA_TYPES)}",

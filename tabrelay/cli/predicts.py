@@ -1,0 +1,102 @@
+"""`predict`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tabrelay.cli.options import AsJson, Key, Url, connect
+from tabrelay.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from tabrelay.client import Prediction
+
+#: Rows shown on a terminal; a file gets them all.
+SHOWN_ROWS = 20
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: tabrelay predict churn new.csv --out answered.csv")(predict)
+
+
+def predict(
+    ctx: typer.Context,
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="The dataset to ask.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Rows as CSV, Parquet, Arrow or JSON.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where to write rows and predictions: .csv, .parquet or - for CSV here."),
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=1, help="The current one when not given.")
+    ] = None,
+    output: Annotated[str | None, typer.Option("--output", help="proba, label, mean or quantiles.")] = None,
+    quantiles: Annotated[
+        str | None, typer.Option("--quantiles", metavar="A,B,..", help="Levels, such as 0.05,0.5,0.95.")
+    ] = None,
+    deadline_s: Annotated[float | None, typer.Option("--deadline-s", min=0.001, help="Longest wait.")] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: Key = None,
+) -> None:
+    """Ask a dataset for predictions of a file's rows."""
+    from tabrelay.cli import joined
+
+    to_file = out is not None and str(out) != "-"
+    if out is not None and to_file:
+        joined.output_kind(out)
+    levels = None if quantiles is None else parse_levels(quantiles)
+    with connect(ctx, url, api_key) as client:
+        told = client.predict(
+            dataset,
+            file,
+            version=version,
+            output=output or ("quantiles" if levels else None),
+            quantiles=levels,
+            deadline_s=deadline_s,
+        )
+    if out is not None and to_file:
+        joined.write_file(file, told, out)
+        facts = {"out": str(out), "rows": len(told), "dataset": told.dataset, "version": told.version}
+        if as_json:
+            print_json(facts | {"model": told.model, "timings_ms": told.timings_ms})
+        else:
+            typer.echo(
+                f"{len(told):,} rows answered by {told.dataset} version {told.version} ({told.model}) in {out}"
+            )
+    elif as_json:
+        print_json({field.name: getattr(told, field.name) for field in dataclasses.fields(told)})
+    elif out is None and sys.stdout.isatty():
+        _print(file, told)
+    else:
+        joined.write_to_stdout(file, told)
+
+
+def parse_levels(text: str) -> list[float]:
+    """`0.05,0.5` as numbers between 0 and 1."""
+    try:
+        levels = [float(part) for part in text.split(",")]
+    except ValueError:
+        levels = []
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise typer.BadParameter(
+            f"--quantiles takes levels between 0 and 1, such as 0.05,0.5,0.95, not {text!r}"
+        )
+    return levels
+
+
+def _print(file: Path, told: Prediction) -> None:
+    from tabrelay.cli import joined
+
+    header, rows = joined.read_rows(file)
+    answers = told.columns()
+    lines = itertools.islice(zip(*answers.values(), rows, strict=False), SHOWN_ROWS)
+    print_table([*answers, *header], [(*line[:-1], *line[-1]) for line in lines], empty="no rows")
+    if len(told) > SHOWN_ROWS:
+        typer.echo(f"... {len(told) - SHOWN_ROWS:,} more rows; write them all with --out FILE")

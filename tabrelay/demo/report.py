@@ -1,0 +1,53 @@
+"""What the demo prints at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tabrelay.cli.output import print_table, seconds, shape
+
+if TYPE_CHECKING:
+    from tabrelay.demo.run import Outcome
+
+UP_COMMAND = ".venv/bin/tabrelay up"
+
+
+def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """The one table, and a line for each thing that went wrong."""
+    print_table(
+        ["dataset", "rows x columns", "fit", "context MB", "predict p50 ms", "score", "baseline", "verdict"],
+        [_line(outcome) for outcome in outcomes],
+        empty="nothing was fitted",
+    )
+    for outcome in outcomes:
+        if outcome.reason:
+            print(f"\n{outcome.name}: {' '.join(outcome.reason.split())}")
+
+
+def curl_lines(url: str) -> str:
+    """How to do the same without this program, against the running service."""
+    return f"""
+The same with curl, against a running service (this one is at {url} until the demo ends):
+  curl -s {url}/v1/fits -F file=@churn.csv -F dataset=churn -F target=churned
+  curl -s {url}/v1/jobs/JOB_ID
+  curl -s {url}/v1/datasets/churn/predict -H 'Content-Type: application/json' \\
+    -d '{{"records":[{{"plan":"basic","city":"Kyoto","signed_up":"2025-11-02","autopay":false,\
+"support_calls":5,"monthly_spend":31.5,"last_complaint":"wrong bill"}}]}}'"""
+
+
+def _line(outcome: Outcome) -> tuple[str, ...]:
+    return (
+        outcome.name,
+        shape(outcome.rows, outcome.columns),
+        seconds(outcome.fit_s),
+        _number(None if outcome.context_bytes is None else outcome.context_bytes / 1e6, 2),
+        _number(outcome.predict_p50_ms, 1),
+        f"{_number(outcome.score, 3)} {outcome.score_name}",
+        _number(outcome.baseline, 3),
+        "not good" if outcome.reason else "good",
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
