@@ -35,7 +35,7 @@ class DataFolder:
 
     def uploads(self) -> Path:
         """The folder of raw uploads and of files on their way to be tables."""
-        return _private(self._root / "uploads")
+        return private_folder(self._root / "uploads")
 
     def upload(self, upload_id: str) -> Path:
         """A raw upload."""
@@ -45,7 +45,7 @@ class DataFolder:
 
     def tables(self, tenant: str) -> Path:
         """A tenant's tables."""
-        return _private(self._root / "tables" / _tenant(tenant))
+        return private_folder(self._root / "tables" / _tenant(tenant))
 
     def table(self, tenant: str, digest: str) -> Path:
         """A canonical table."""
@@ -64,7 +64,7 @@ class DataFolder:
     @contextmanager
     def locked(self, tenant: str) -> Iterator[None]:
         """Hold the tenant's lock; ends with the process that holds it."""
-        path = _private(self._root / "locks") / _tenant(tenant)
+        path = private_folder(self._root / "locks") / _tenant(tenant)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -88,8 +88,11 @@ def bury(folder: DataFolder, catalogue: Catalogue, tenant: str) -> int:
     return buried
 
 
-def _private(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+def private_folder(folder: Path) -> Path:
+    """The folder, made with every missing parent, mode 0700."""
+    missing = [folder, *folder.parents]
+    for part in reversed(missing[: next(i for i, path in enumerate(missing) if path.exists())]):
+        part.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 

@@ -42,7 +42,6 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "worker_prefetch_multiplier": 1,
-        "worker_disable_prefetch": True,
         "worker_proc_alive_timeout": 300.0,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_send_task_events": False,

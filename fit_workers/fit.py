@@ -18,6 +18,7 @@ from common.catalogue.jobs import Claim, StaleClaim
 from common.contexts.build import build_context
 from common.errors import (
     Cancelled,
+    CatalogueUnavailable,
     ContextGone,
     DeadlinePassed,
     InternalError,
@@ -60,8 +61,19 @@ def fit_next(name: str, queue: str) -> None:
     """Claim the next job of a queue and run it to its end; returns at once when nobody waits."""
     worker = _worker(name)
     claim = worker.catalogue.jobs.claim(queue, name, os.getpid(), new_id())
-    if claim is not None:
+    if claim is None:
+        return
+    try:
         FitRun(worker, claim).run()
+    finally:
+        # The parent renews the lease while this process lives and holds the claim: let go of it, or die.
+        try:
+            worker.catalogue.jobs.let_go(name, claim.token)
+        except CatalogueUnavailable:
+            log.warning(
+                "the claim can't be let go; this process ends, its parent sees to the job", job=claim.job.id
+            )
+            os._exit(1)
 
 
 @dataclass(frozen=True)

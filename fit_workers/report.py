@@ -52,7 +52,8 @@ class Reporter:
     def _close(self) -> None:
         if self._phase is not None:
             spent = (time.monotonic() - self._began) * 1000
-            self.timings_ms[self._phase] = round(self.timings_ms.get(self._phase, 0.0) + spent, 1)
+            name = str(self._phase)
+            self.timings_ms[name] = round(self.timings_ms.get(name, 0.0) + spent, 1)
 
     def _report(self, fraction: float) -> None:
         self._reported = time.monotonic()

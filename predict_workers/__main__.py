@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 import uvicorn
-from common.contexts.store import ContextStore
-from common.models.registry import Registry
 
 from common import logs
 from common.catalogue import Catalogue
+from common.contexts.store import ContextStore
 from common.errors import ModelNotReady
+from common.files import private_folder
+from common.models.registry import Registry
 from common.process import die_with_parent, parse_bind
 from common.settings import Settings
 from predict_workers.batcher import Batcher
@@ -99,7 +100,7 @@ def listen(bind: str) -> socket.socket:
         tcp.bind(found[4])
         return tcp
     path = Path(where.path)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(path.parent)
     path.unlink(missing_ok=True)
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     unix.bind(str(path))

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from common.contexts.store import ContextStore
-from common.models.registry import Registry, load_adapter
-
 from common import logs
 from common.catalogue.records import Resident
+from common.contexts.store import ContextStore
 from common.errors import ContextIncompatible, TooLarge
 from common.models.protocol import Adapter, Backbone, Predictor, Weights
+from common.models.registry import Registry, load_adapter
 from common.tables.schema import TableSchema
 from common.tables.target import Target
 

@@ -186,8 +186,14 @@ class Jobs:
             self._client.zrangebyscore(f"{self._prefix}running", "-inf", f"({now_ms}", start=0, num=100)
         )
 
+    def let_go(self, worker: str, token: str) -> None:
+        """The worker's child no longer works on this claim: its lease is not renewed any more."""
+        held = self.held_by(worker)
+        if held is not None and held[1] == token:
+            self._client.delete(f"{self._prefix}holds:{worker}")
+
     def held_by(self, worker: str) -> tuple[str, str, int] | None:
-        """Job, token and process id of a worker's latest claim, whether or not it still holds."""
+        """Job, token and process id of the claim that a worker's child works on."""
         held = self._client.get(f"{self._prefix}holds:{worker}")
         if not held:
             return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from common import logs
 from common.contexts.reader import MappedContext, open_context
 from common.errors import ContextDamaged, ContextGone
-from common.files import DataFolder
+from common.files import DataFolder, private_folder
 from common.names import new_id
 from common.settings import Settings
 
@@ -28,8 +28,7 @@ class ContextStore:
 
     def temporary(self, tenant: str) -> Path:
         """A fresh name beside where the context will lie, so that publishing is a rename."""
-        folder = self._path(tenant, "0" * 64, "disk").parent
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = private_folder(self._path(tenant, "0" * 64, "disk").parent)
         return folder / f"{_TEMPORARY}{new_id()}"
 
     def publish(self, temporary: Path, tenant: str, digest: str) -> Path:
@@ -79,7 +78,7 @@ class ContextStore:
         if host.exists():
             return True
         size = source.stat().st_size
-        host.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(host.parent)
         if size > self._host_bytes or not self._make_room(host.parent.parent, size):
             return False
         temporary = host.parent / f"{_TEMPORARY}{new_id()}"

@@ -7,6 +7,7 @@ contexts are passed by argument, because a context left on a shared module answe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,17 @@ import numpy.typing as npt
 from common.tables.schema import Features, TableSchema
 from common.tables.target import Target
 
-#: Reports a fraction of 0 to 1 within the present phase; raises Cancelled when the job was cancelled.
+TASKS = ("classification", "regression")
+#: Bytes of one value of each tensor type, by its safetensors name.
+WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+#: Reports a fraction of 0 to 1; raises Cancelled when the job was cancelled. A fit reports 0.0 when it begins to
+#: preprocess, and every larger fraction counts model blocks: the first one above 0 means that it encodes.
 Progress = Callable[[float], None]
+
+
+def no_progress(fraction: float) -> None:
+    """Progress that nobody asked for."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class TrainingTable:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """One tensor to be written: parts are C-contiguous buffers whose bytes, in order, are the tensor's.
+    """One tensor to be written: parts are flat byte buffers whose bytes, in order, are the tensor's.
 
     Parts are produced one at a time so that merging ensemble groups never needs a second copy in memory.
     """
@@ -60,8 +70,7 @@ class TensorSource:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor's body."""
-        width = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "BOOL": 1}[self.dtype]
-        return width * int(np.prod(self.shape, dtype=np.int64))
+        return WIDTHS[self.dtype] * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class Prediction:
     quantiles: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
+        """Rows answered."""
         answers = self.probabilities if self.probabilities is not None else self.mean
         return 0 if answers is None else len(answers)
 
@@ -109,7 +119,7 @@ class Backbone(Protocol):
 class FittedState(Protocol):
     """What `fit` returns; only its own adapter looks inside."""
 
-    def predict(self, features: Features) -> Prediction:
+    def predict(self, features: Features, options: PredictOptions = ...) -> Prediction:
         """The library's own answer, the oracle that a context is verified against."""
         ...
 
@@ -127,7 +137,16 @@ class Predictor(Protocol):
 class Adapter(Protocol):
     """One model family."""
 
+    family: str
     state_version: int
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions of the libraries that a fit's numbers depend on, for the context's manifest."""
+        ...
+
+    def tolerance(self, device: str) -> float:
+        """Largest difference between a context's answer and the fitted estimator's; 0.0 is bit for bit."""
+        ...
 
     def inspect(self, path: Path) -> str:
         """The task of a checkpoint file; raises InvalidRequest in words when it is not one of this family."""
@@ -150,7 +169,10 @@ class Adapter(Protocol):
     def thaw(
         self, tensors: Mapping[str, Any], state: Mapping[str, Any], backbone: Backbone, target: Target
     ) -> Predictor:
-        """A predictor over mapped tensors; copies nothing on CPU."""
+        """A predictor over mapped tensors; copies nothing on CPU.
+
+        Raises ContextIncompatible when tensors and state don't belong together or to the backbone.
+        """
         ...
 
 
@@ -164,6 +186,16 @@ class ModelLimits:
 
 
 @dataclass(frozen=True)
+class WholeNumber:
+    """An option of a fit that takes a whole number from `least` to `most`."""
+
+    default: int
+    least: int
+    most: int
+    meaning: str
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A served model."""
 
@@ -174,6 +206,6 @@ class ModelSpec:
     licence_url: str
     files: Mapping[str, str]  # task -> file name
     limits: ModelLimits
-    options: Mapping[str, Any] = field(default_factory=dict)
-    hub_repo: str | None = None
+    options: Mapping[str, WholeNumber] = field(default_factory=dict)
+    hub_repo: str | None = None  # None: the files are in the `checkpoints` folder of the installation
     hub_revision: str | None = None

@@ -1,0 +1,1 @@
+"""The TabICL family: weights, fit, frozen state, lean predict."""
