@@ -71,13 +71,13 @@ def dataset(
             "context size": size(found.bytes),
             "pinned": found.pinned,
             "updated": found.updated_at,
-            "residency": found.raw.get("residency"),
+            "target": found.raw.get("target"),
             "columns": _column_names(found.raw.get("schema")),
         }
     )
     typer.echo("")
     print_table(
-        ["version", "context", "model", "rows x columns", "size", "tiers", "residency"],
+        ["version", "context", "model", "rows x columns", "size", "tiers", "loaded on"],
         [
             (
                 v.version,
@@ -86,7 +86,7 @@ def dataset(
                 shape(v.rows, v.columns),
                 size(v.bytes),
                 v.raw.get("tiers"),
-                v.raw.get("residency"),
+                v.raw.get("resident_on"),
             )
             for v in found.versions
         ],
@@ -138,8 +138,8 @@ def models(ctx: typer.Context, as_json: AsJson = False, url: Url = None, api_key
         print_json(found)
         return
     print_table(
-        ["model", "tasks", "ready", "default"],
-        [(m.name, m.tasks, m.ready, m.default) for m in found],
+        ["model", "tasks", "ready for", "default", "licence"],
+        [(m.name, m.tasks, m.ready_tasks, m.default, m.licence) for m in found],
         empty="no models",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tabrelay.client.tables import ARROW_STREAM
@@ -52,7 +52,7 @@ class Prediction:
         if self.mean is not None:
             named["mean"] = list(self.mean)
         for level, values in self.quantiles.items():
-            named[f"{QUANTILE}{level:g}"] = list(values)
+            named[f"{QUANTILE}{level!r}"] = list(values)
         return named
 
     def to_frame(self) -> pd.DataFrame:
@@ -67,10 +67,11 @@ def label_text(label: Any) -> str:
     return json.dumps(label) if isinstance(label, bool) else str(label)
 
 
-def decode(response: httpx.Response) -> Prediction:
-    """Read an answer of either content type."""
+def decode(response: httpx.Response, output: str | None = None) -> Prediction:
+    """Read an answer of either content type; an Arrow answer may hold more than the asked output."""
     media_type = response.headers.get("Content-Type", "").partition(";")[0].strip()
-    return from_arrow(response.content) if media_type == ARROW_STREAM else from_json(response.json())
+    told = from_arrow(response.content) if media_type == ARROW_STREAM else from_json(response.json())
+    return replace(told, probabilities=None) if output == "label" else told
 
 
 def from_json(data: Mapping[str, Any]) -> Prediction:
@@ -80,7 +81,7 @@ def from_json(data: Mapping[str, Any]) -> Prediction:
         predictions=_first(data, "predictions", "mean"),
         probabilities=data.get("probabilities"),
         mean=data.get("mean"),
-        quantiles=_quantiles(data.get("quantiles")),
+        quantiles=_quantiles(data.get("quantiles"), data.get("levels")),
     )
 
 
@@ -126,7 +127,10 @@ def _first(data: Mapping[str, Any], *names: str) -> Sequence[Any]:
     return ()
 
 
-def _quantiles(value: Any) -> dict[float, Sequence[float]]:
-    if not isinstance(value, Mapping):
-        return {}
-    return {float(level): values for level, values in value.items()}
+def _quantiles(value: Any, levels: Any = None) -> dict[float, Sequence[float]]:
+    """Values by level, from an object of lists, or from one list a row and the levels."""
+    if isinstance(value, Mapping):
+        return {float(level): values for level, values in value.items()}
+    if isinstance(value, list) and isinstance(levels, list):
+        return {float(level): [row[index] for row in value] for index, level in enumerate(levels)}
+    return {}

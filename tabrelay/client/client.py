@@ -207,7 +207,7 @@ class Client:
         body = rows_body(rows)
         params: dict[str, Any] = {"version": version, "output": output}
         if quantiles is not None:
-            params["quantiles"] = ",".join(f"{level:g}" for level in quantiles)
+            params["quantiles"] = ",".join(f"{level!r}" for level in quantiles)
         as_arrow = body.media_type != "application/json" and has_pyarrow()
         call = Call(
             "POST",
@@ -225,7 +225,7 @@ class Client:
         finally:
             body.close()
         try:
-            return answers.decode(response)
+            return answers.decode(response, output)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(response, error) from error
 
@@ -266,22 +266,20 @@ class Client:
         return self._json(Call("GET", "/v1/limits"))
 
     def workers(self) -> list[dict[str, Any]]:
-        """The workers, as the service describes them."""
-        return [
-            item
-            for item in self._json(Call("GET", "/v1/workers")).get("workers") or ()
-            if isinstance(item, dict)
+        """The workers of all kinds, as the service describes them."""
+        lists = [
+            items for items in self._json(Call("GET", "/v1/workers")).values() if isinstance(items, list)
         ]
+        return [item for items in lists for item in items if isinstance(item, dict)]
 
     def ready(self) -> Readiness:
         """Whether the service takes work now, and why not; raises ConnectionFailed when nothing answers."""
         try:
             self._wire.send(Call("GET", "/readyz"), 0.0)
         except Unavailable as error:
-            reasons = (
-                [str(error_of) for error_of in error.errors] or error.facts.get("reasons") or [error.detail]
-            )
-            return Readiness(False, tuple(str(reason) for reason in reasons))
+            missing = error.facts.get("missing")
+            named = [f"{part}: {why}" for part, why in missing.items()] if isinstance(missing, dict) else []
+            return Readiness(False, tuple(named) or (error.detail,))
         return Readiness(True)
 
     def _json(self, call: Call) -> dict[str, Any]:

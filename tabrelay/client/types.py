@@ -7,7 +7,7 @@ so an unknown one is no error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Self
 
@@ -169,16 +169,27 @@ class Model(_Answer):
     """A model that fits may name."""
 
     name: str
-    ready: bool = True
+    #: What it can be asked for.
     tasks: tuple[str, ...] = ()
+    #: The tasks whose weights are there.
+    ready_tasks: tuple[str, ...] = ()
     #: Whether fits that name no model use this one.
     default: bool = False
+    licence: str | None = None
 
     @classmethod
-    def _convert(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if "tasks" in values:
-            values["tasks"] = tuple(values["tasks"])
-        return super()._convert(values)
+    def decode(cls, data: Mapping[str, Any]) -> Self:
+        """Read a model; its `ready` says for each task whether the weights are there."""
+        ready = data.get("ready")
+        by_task = ready if isinstance(ready, Mapping) else {}
+        there = tuple(task for task, is_there in by_task.items() if is_there)
+        model = super().decode({**data, "tasks": tuple(by_task), "ready_tasks": there})
+        return replace(model, raw=dict(data))
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be fitted for at least one task."""
+        return bool(self.ready_tasks)
 
 
 @dataclass(frozen=True)

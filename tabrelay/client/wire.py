@@ -21,6 +21,8 @@ import httpx
 
 from tabrelay.client.errors import ConnectionFailed, DeadlinePassed, TabrelayHTTPError, from_response
 
+#: Says `Retry-After` but won't pass in a call's time: somebody has to bring the weights.
+LASTING = frozenset({"model_not_ready"})
 #: How long a service that has never answered is tried.
 FIRST_CONTACT_S = 2.0
 #: Lost connections after sending that one call survives.
@@ -160,6 +162,8 @@ class Wire:
         return self._backoff(attempt)
 
     def _wait_as_told(self, failure: TabrelayHTTPError, attempt: int) -> float | None:
+        if failure.code in LASTING:
+            return None
         if failure.status in (429, 503) and failure.retry_after_s is not None:
             return failure.retry_after_s * (1 + JITTER * self._pace.chance()) or self._backoff(attempt)
         return self._backoff(attempt) if failure.status == 502 else None

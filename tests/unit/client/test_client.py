@@ -211,21 +211,34 @@ def test_names_are_quoted_in_paths():
         client.delete("..")
 
 
-def test_models_mark_the_default():
-    data = {
-        "models": [{"name": "tabicl-mini", "ready": True, "tasks": ["classification"]}, "other"],
-        "default": "other",
-    }
+def test_models_mark_the_default_and_what_is_ready():
+    mini = {"name": "tabicl-mini", "ready": {"classification": True, "regression": False}}
+    data = {"models": [mini, "other"], "default": "other"}
     models = service(answer(200, data)).client().models()
-    assert [(m.name, m.default) for m in models] == [("tabicl-mini", False), ("other", True)]
-    assert models[0].tasks == ("classification",)
+    assert [(m.name, m.default, m.ready) for m in models] == [
+        ("tabicl-mini", False, True),
+        ("other", True, False),
+    ]
+    assert models[0].tasks == ("classification", "regression")
+    assert models[0].ready_tasks == ("classification",)
+
+
+def test_workers_of_all_kinds_are_listed():
+    data = {
+        "predict": [{"name": "p0", "kind": "predict"}],
+        "fit": [{"name": "f0", "kind": "fit"}],
+        "later": 3,
+    }
+    assert [w["name"] for w in service(answer(200, data)).client().workers()] == ["p0", "f0"]
 
 
 def test_ready_says_why_not():
     assert service(answer(200, {})).client().ready()
-    state = service(problem(503, "unavailable", "no predict worker", retry_after=1)).client().ready()
+    missing = {"ready": False, "missing": {"fit_workers": "no fit worker is registered"}}
+    state = service(answer(503, missing, Retry_After="1")).client().ready()
     assert not state
-    assert state.reasons == ("no predict worker",)
+    assert state.reasons == ("fit_workers: no fit worker is registered",)
+    assert service(problem(503, "unavailable", "soon")).client().ready().reasons == ("soon",)
 
 
 def test_cancel_returns_the_job():

@@ -81,7 +81,10 @@ def test_regression_answers_have_mean_and_quantiles_in_both_forms():
         {"mean": [1.0, 2.0], "quantile:0.05": [0.5, 1.5], "quantile:0.95": [1.5, 2.5]}, facts
     )
     plain = answer(200, facts | {"mean": [1.0, 2.0], "quantiles": {"0.05": [0.5, 1.5], "0.95": [1.5, 2.5]}})
-    for given in (arrow, plain):
+    by_row = answer(
+        200, facts | {"mean": [1.0, 2.0], "levels": [0.05, 0.95], "quantiles": [[0.5, 1.5], [1.5, 2.5]]}
+    )
+    for given in (arrow, plain, by_row):
         svc = service(given)
         told = svc.client().predict("d", FRAME[["x"]], output="quantiles", quantiles=[0.05, 0.95])
         assert told.predictions == [1.0, 2.0]
@@ -158,3 +161,10 @@ def test_fit_of_a_frame_sends_parquet():
     svc.client().submit(FRAME, "x", "d")
     assert b'filename="table.parquet"\r\nContent-Type: application/vnd.apache.parquet' in svc.bodies[0]
     assert b"PAR1" in svc.bodies[0]
+
+
+def test_asked_labels_come_without_probabilities_in_both_forms():
+    columns = {"prediction": [True], "probability:false": [0.1], "probability:true": [0.9]}
+    for given in (arrow_answer(columns, FACTS), answer(200, FACTS | {"predictions": [True]})):
+        told = service(given).client().predict("d", FRAME[:1], output="label")
+        assert (told.predictions, told.probabilities) == ([True], None)

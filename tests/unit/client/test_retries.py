@@ -63,6 +63,7 @@ def test_retry_after_beyond_the_deadline_raises_at_once():
     ("given", "kind"),
     [
         (problem(503, "device_out_of_memory"), Unavailable),
+        (problem(503, "model_not_ready", retry_after=1), Unavailable),
         (problem(422, "invalid_rows", retry_after=1), Invalid),
         (problem(404, "job_not_found"), NotFound),
         (problem(504, "deadline_passed", retry_after=1), DeadlinePassed),
