@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.catalogue.jobs import QUEUES
 from common.redis_url import celery_url
 from common.settings import Settings
 
@@ -39,6 +40,7 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "task_ignore_result": True,
         "result_backend": None,
         "task_create_missing_queues": False,
+        "task_queues": {name: {"exchange": name, "routing_key": name} for name in QUEUES},
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "worker_prefetch_multiplier": 1,

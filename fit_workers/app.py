@@ -10,7 +10,6 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery, signals
 
 from common import logs
-from common.catalogue.jobs import QUEUES
 from common.process import die_with_parent
 from common.settings import Settings
 from common.wake import TASK, celery_config
@@ -35,7 +34,6 @@ def make_app(settings: Settings, name: str) -> Celery:
     app = Celery("tabrelay-fit", set_as_current=True)
     app.conf.update(celery_config(settings))
     app.conf.update(
-        task_queues={name: {"exchange": name, "routing_key": name} for name in QUEUES},
         task_soft_time_limit=settings.fit_time_limit_s,
         task_time_limit=settings.fit_time_limit_s + HARD_AFTER_S,
     )

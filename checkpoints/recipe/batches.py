@@ -148,6 +148,7 @@ def network_targets(shape: Shape) -> tuple[Tensor, Tensor]:
 
 def cut_into_classes(values: Tensor, classes: int) -> Tensor:
     """Class ids from a numeric target, by quantiles; at times a class is several separate intervals."""
+    values = values.contiguous()
     levels = torch.unique(values)
     if len(levels) <= classes + 2:
         return torch.searchsorted(levels, values)
