@@ -89,7 +89,7 @@ class Wire:
         try:
             base = httpx.URL(url)
             if base.scheme not in ("http", "https") or not base.host:
-                raise httpx.InvalidURL(f"{url!r} is not like http://127.0.0.1:8000")
+                raise httpx.InvalidURL("the url must be like http://127.0.0.1:8000")
             self._http = httpx.Client(
                 base_url=base,
                 headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
