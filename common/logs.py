@@ -40,7 +40,7 @@ def configure(settings: Settings, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.upper())
-    for chatty in ("kombu", "amqp", "celery.redirected", "httpx", "urllib3", "filelock"):
+    for chatty in ("kombu", "celery", "uvicorn", "httpx", "urllib3", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(process=process)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery, signals
+from celery.exceptions import SecurityWarning
 
 from common import logs
 from common.process import die_with_parent
@@ -80,9 +82,12 @@ def main() -> None:
     name = worker_name(settings)
     logs.configure(settings, name)
     die_with_parent()
+    # Celery warns root because messages could carry pickles; ours are JSON and carry a queue's name.
+    warnings.simplefilter("ignore", SecurityWarning)
     app = make_app(settings, name)
     app.worker_main(
         [
+            "--quiet",
             "worker",
             "--pool=prefork",
             "--concurrency=1",

@@ -213,7 +213,7 @@ class FitRun:
                 target=parsed.target.name,
                 table=parsed.table_digest,
                 rows=parsed.rows,
-                columns=parsed.columns,
+                columns=parsed.columns - 1,
                 upload=None,
                 estimate_s=estimate_fit_s(spec, parsed.rows, parsed.columns - 1, job.options),
             )

@@ -65,7 +65,7 @@ class Job:
     table: str = ""  # digest of the canonical table; "" until it is parsed
     upload: Upload | None = None
     rows: int = 0
-    columns: int = 0
+    columns: int = 0  # features, the target not counted
     phase: str = ""
     fraction: float = 0.0
     attempt: int = 0
@@ -143,7 +143,7 @@ class NewJob:
     table: str = ""
     upload: Upload | None = None
     rows: int = 0
-    columns: int = 0
+    columns: int = 0  # features, the target not counted
     estimate_s: float = 0.0
 
     def fields(self) -> list[str | int | float]:

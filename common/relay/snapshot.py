@@ -43,9 +43,9 @@ class RoutingSnapshot:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; bounded by one refresh interval."""
+        """End the thread; it is a daemon and a slow Redis does not hold up the process."""
         self._stop.set()
-        self._thread.join(timeout=self._refresh_s + 6)
+        self._thread.join(timeout=1)
 
     @property
     def reachable(self) -> bool:

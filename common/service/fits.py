@@ -167,7 +167,7 @@ class FitService:
             key=key,
             table=parsed.table_digest,
             rows=parsed.rows,
-            columns=parsed.columns,
+            columns=parsed.columns - 1,
             estimate_s=estimate_s,
         )
         place = self._folder.table(request.tenant, parsed.table_digest)
