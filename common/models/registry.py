@@ -1,0 +1,300 @@
+"""Which models are served, where their weights are, and what a fit may ask of them.
+
+This module is read by the API: it never imports an adapter, which would load torch, except in `load_adapter`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from blake3 import blake3
+
+import common
+from common.errors import FieldError, InvalidRequest, InvalidTarget, ModelNotFound, ModelNotReady, TooLarge
+from common.models.protocol import TASKS, Adapter, ModelLimits, ModelSpec, Weights, WholeNumber
+from common.settings import Settings
+from common.tables.target import Target
+
+AUTO = "auto"
+PREFERRED = "tabicl-v2"
+FALLBACK = "tabicl-mini"
+#: Weights that come with the product, beside the packages.
+CHECKPOINTS = Path(common.__file__).resolve().parent.parent / "checkpoints"
+#: What tells a checkpoint's task from its file name.
+_TASK_WORDS = {"classif": "classification", "regress": "regression"}
+_HASHED_BYTES = 4 * 1024**2
+
+_OPTIONS = {
+    "n_estimators": WholeNumber(
+        8,
+        1,
+        32,
+        "Ensemble members: differently shuffled and scaled views of the table. More is slower and larger.",
+    ),
+    "seed": WholeNumber(42, 0, 2**31 - 1, "Seed of the shuffles."),
+}
+
+SPECS: Mapping[str, ModelSpec] = {
+    spec.name: spec
+    for spec in (
+        ModelSpec(
+            name="tabicl-v2",
+            title="TabICL v2",
+            adapter="common.models.tabicl.adapter:ADAPTER",
+            licence="BSD-3-Clause",
+            licence_url="https://github.com/soda-inria/tabicl/blob/main/LICENSE",
+            files={
+                "classification": "tabicl-classifier-v2-20260212.ckpt",
+                "regression": "tabicl-regressor-v2-20260212.ckpt",
+            },
+            # Its authors claim 100,000 rows x 2,000 columns; a context can't be cached above 10 classes.
+            limits=ModelLimits(max_rows=100_000, max_columns=2_000, max_classes=10),
+            options=_OPTIONS,
+            hub_repo="jingang/TabICL",
+        ),
+        ModelSpec(
+            name="tabicl-mini",
+            title="TabICL mini",
+            adapter="common.models.tabicl.adapter:ADAPTER",
+            licence="Apache-2.0",
+            licence_url="https://www.apache.org/licenses/LICENSE-2.0",
+            files={
+                "classification": "tabicl-mini-classifier.ckpt",
+                "regression": "tabicl-mini-regressor.ckpt",
+            },
+            limits=ModelLimits(max_rows=20_000, max_columns=200, max_classes=10),
+            options=_OPTIONS,
+        ),
+    )
+}
+
+
+def load_adapter(spec: ModelSpec) -> Adapter:
+    """The model family's adapter; loads torch, so only worker processes call it."""
+    module, _, attribute = spec.adapter.partition(":")
+    return cast(Adapter, getattr(importlib.import_module(module), attribute))
+
+
+def task_of_word(word: str) -> str | None:
+    """The task that `classification`, `classifier`, `regression`, `regressor` or a file so called stands for."""
+    found = {task for part, task in _TASK_WORDS.items() if part in word.lower()}
+    return found.pop() if len(found) == 1 else None
+
+
+def file_digest(path: Path) -> str:
+    """blake3 of a file, hex."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    with path.open("rb") as file:
+        while chunk := file.read(_HASHED_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def split_key(key: str) -> tuple[str, str | None]:
+    """`NAME` or `NAME:TASK` as name and task; raises InvalidRequest for a task that is neither."""
+    name, colon, word = key.partition(":")
+    task = task_of_word(word)
+    if colon and task is None:
+        fault = FieldError("model_paths", f"{key!r}: the task must be {' or '.join(TASKS)}")
+        raise InvalidRequest(f"Unknown task {word[:40]!r} of model {name!r}.", errors=[fault])
+    return name, task
+
+
+class Registry:
+    """The models of this installation; safe to use from several threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ModelNotFound or InvalidRequest for a `model_paths` entry of no known model or task."""
+        self._settings = settings
+        self._digests: dict[tuple[str, int, int], str] = {}
+        self._lock = threading.Lock()
+        self._paths: dict[tuple[str, str | None], Path] = {}
+        for key, path in settings.model_paths.items():
+            name, task = split_key(key)
+            self._paths[self.spec(name).name, task] = Path(path).expanduser().absolute()
+
+    def specs(self) -> list[ModelSpec]:
+        """Every model, the preferred one first."""
+        return list(SPECS.values())
+
+    def spec(self, name: str) -> ModelSpec:
+        """One model; raises ModelNotFound that lists the names."""
+        try:
+            return SPECS[name]
+        except KeyError:
+            raise ModelNotFound(
+                f"There is no model {name[:80]!r}; there are {', '.join(SPECS)}.", models=list(SPECS)
+            ) from None
+
+    def folder(self, spec: ModelSpec) -> Path:
+        """Where the model's files are looked for unless `model_paths` says otherwise."""
+        return CHECKPOINTS if spec.hub_repo is None else self._settings.data / "models" / spec.name
+
+    def path(self, name: str, task: str) -> Path:
+        """Where this model's weights for the task should be, whether or not they are there.
+
+        Raises ModelNotFound; ModelNotReady when `model_paths` gives a file of the other or of no told task.
+        """
+        spec = self.spec(name)
+        if task not in spec.files:
+            raise ModelNotReady(f"Model {name!r} has no weights for the task {task!r}.")
+        own = self._paths.get((name, task))
+        if own is not None:
+            return own / spec.files[task] if own.is_dir() else own
+        both = self._paths.get((name, None))
+        if both is None or both.is_dir():
+            return (both or self.folder(spec)) / spec.files[task]
+        told = task_of_word(both.name)
+        if told is None:
+            raise ModelNotReady(
+                f"{both} was given as {name!r} without its task; write {name}:classification={both} or "
+                f"{name}:regression={both}."
+            )
+        if told == task:
+            return both
+        if (name, told) in self._paths:
+            raise ModelNotReady(
+                f"{both} was given as {name!r}, but its name says {told}, which has its own file."
+            )
+        return self.folder(spec) / spec.files[task]
+
+    def weights(self, name: str, task: str) -> Weights:
+        """The model's weights for the task; raises ModelNotFound, or ModelNotReady that says how to get them.
+
+        The digest is kept in memory until the file's size or time changes.
+        """
+        path = self.path(name, task)
+        try:
+            stat = path.stat()
+            if not path.is_file():
+                raise FileNotFoundError(path)
+            key = str(path), stat.st_size, stat.st_mtime_ns
+            with self._lock:
+                digest = self._digests.get(key)
+                if digest is None:
+                    digest = self._digests[key] = file_digest(path)
+        except OSError as error:
+            raise self._missing(self.spec(name), task, path, error) from error
+        return Weights(model=name, task=task, path=path, digest=digest)
+
+    def _missing(self, spec: ModelSpec, task: str, path: Path, error: OSError) -> ModelNotReady:
+        told = spec.name if (spec.name, task) not in self._paths else f"{spec.name}:{task}"
+        ways = [f"start with `tabrelay up --model {told}=PATH` to use a file or folder of yours"]
+        if spec.hub_repo is not None:
+            ways.append(f"with `tabrelay up --model {spec.name}` to download it from {spec.hub_repo}")
+        why = (
+            "is missing"
+            if isinstance(error, FileNotFoundError)
+            else f"can't be read ({os.strerror(error.errno or 0)})"
+        )
+        return ModelNotReady(
+            f"The weights of {spec.name!r} for {task} are not ready: {path} {why}; {', or '.join(ways)}.",
+            model=spec.name,
+            task=task,
+        )
+
+    def ready(self, name: str, task: str) -> bool:
+        """Whether the weights are there, without reading them."""
+        try:
+            return os.access(self.path(name, task), os.R_OK) and self.path(name, task).is_file()
+        except ModelNotReady:
+            return False
+
+    def default_model(self) -> str:
+        """The model of a fit that names none; raises ModelNotFound for a name that is not served."""
+        chosen = self._settings.default_model
+        if chosen != AUTO:
+            return self.spec(chosen).name
+        return PREFERRED if self.ready(PREFERRED, "classification") else FALLBACK
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Every model as a JSON object: readiness per task and why not, limits, licence, weights, options."""
+        return [self._describe(spec) for spec in self.specs()]
+
+    def _describe(self, spec: ModelSpec) -> dict[str, Any]:
+        digests: dict[str, str] = {}
+        reasons: dict[str, str] = {}
+        for task in spec.files:
+            try:
+                digests[task] = self.weights(spec.name, task).digest
+            except ModelNotReady as error:
+                reasons[task] = error.detail
+        return {
+            "name": spec.name,
+            "title": spec.title,
+            "default": spec.name == self.default_model(),
+            "ready": {task: task in digests for task in spec.files},
+            "reasons": reasons,
+            "limits": {
+                "max_rows": spec.limits.max_rows,
+                "max_columns": spec.limits.max_columns,
+                "max_classes": spec.limits.max_classes,
+            },
+            "licence": spec.licence,
+            "licence_url": spec.licence_url,
+            "weights": digests,
+            "options": {
+                name: {"default": o.default, "minimum": o.least, "maximum": o.most, "meaning": o.meaning}
+                for name, o in spec.options.items()
+            },
+        }
+
+
+def validate_options(spec: ModelSpec, options: Mapping[str, Any] | None) -> dict[str, int]:
+    """The fit's options with defaults filled in, in a fixed order.
+
+    Raises InvalidRequest that names every field at fault and what would be right.
+    """
+    given = dict(options or {})
+    faults = [
+        FieldError(f"options.{name}", f"is not an option of {spec.name}; known are {', '.join(spec.options)}")
+        for name in map(str, given)
+        if name not in spec.options
+    ]
+    chosen = {}
+    for name, option in spec.options.items():
+        value = given.get(name, option.default)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not option.least <= value <= option.most:
+            faults.append(
+                FieldError(f"options.{name}", f"must be a whole number, {option.least} to {option.most}")
+            )
+        else:
+            chosen[name] = value
+    if faults:
+        raise InvalidRequest(f"{faults[0].field} {faults[0].message}.", errors=faults)
+    return chosen
+
+
+def check_table(spec: ModelSpec, rows: int, columns: int, target: Target) -> None:
+    """Refuse a training table that the model can't take; `columns` counts features, not the target.
+
+    Raises TooLarge (rows, columns) with limit and size, InvalidTarget (classes).
+    """
+    limits = spec.limits
+    for what, size, limit in (("rows", rows, limits.max_rows), ("columns", columns, limits.max_columns)):
+        if size > limit:
+            raise TooLarge(
+                f"The table has {size:,} {what}; {limit:,} is the most that {spec.name} takes.",
+                what=what,
+                limit=limit,
+                size=size,
+            )
+    count = len(target.classes)
+    if target.task == "classification" and count > limits.max_classes:
+        more = sorted(s.name for s in SPECS.values() if s.limits.max_classes >= count)
+        other = f"use {' or '.join(more)}" if more else "no served model takes more"
+        message = f"has {count:,} classes; {limits.max_classes} is the most that {spec.name} takes"
+        advice = f'{other}; merge rare classes, or use task "regression" if the labels are quantities'
+        raise InvalidTarget(
+            f"Target {target.name!r} {message}: {advice}.",
+            errors=[FieldError(target.name, message)],
+            limit=limits.max_classes,
+            size=count,
+            models=more,
+        )

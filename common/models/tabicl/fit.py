@@ -1,0 +1,205 @@
+"""A fit by the unmodified library, on a shared module, with progress and cancel at the model's blocks.
+
+Upstream: tabicl/_sklearn/classifier.py and regressor.py (`fit`, `_build_kv_cache`), _sklearn/preprocessing.py.
+
+The library groups ensemble members by scaling method in the order of a Python set, which PYTHONHASHSEED decides
+and which moves the last bits of the answers. The order that came is kept and stored, so that a context equals the
+library's own estimator; fit workers run with PYTHONHASHSEED=0, so that equal fits make equal contexts.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from tabicl import TabICLClassifier, TabICLRegressor
+
+from common.errors import FieldError, InvalidRequest, InvalidTable, InvalidTarget, TabrelayError, TooLarge
+from common.models.protocol import Prediction, PredictOptions, Progress, TrainingTable
+from common.models.tabicl.backbone import TabICLBackbone
+from common.tables.features import Features
+from common.tables.target import Target
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_DEFAULTS = PredictOptions()
+
+
+class TabICLFitted:
+    """A fitted estimator of the library; it answers as the library does."""
+
+    def __init__(self, estimator: Any, backbone: TabICLBackbone, target: Target, inputs: int) -> None:
+        self.estimator = estimator
+        self.backbone = backbone
+        self.target = target
+        self.inputs = inputs  # features of the schema, in its order
+
+    def predict(self, features: Features, options: PredictOptions = _DEFAULTS) -> Prediction:
+        """The library's answer for at least one row; not safe beside a fit on the same backbone."""
+        frame = features.to_frame()
+        try:
+            with torch.no_grad(), _quiet():
+                if self.target.task == "classification":
+                    answer = self.estimator.predict_proba(frame)
+                    return Prediction(probabilities=spread(answer, self.estimator.classes_, self.target))
+                if not options.quantiles:
+                    return Prediction(mean=self.estimator.predict(frame).astype(np.float64))
+                answers = self.estimator.predict(
+                    frame, output_type=["mean", "quantiles"], alphas=list(options.quantiles)
+                )
+                return Prediction(
+                    mean=answers["mean"].astype(np.float64), quantiles=answers["quantiles"].astype(np.float64)
+                )
+        finally:
+            self.backbone.module.clear_cache()
+
+
+def fit(
+    table: TrainingTable, backbone: TabICLBackbone, options: Mapping[str, Any], progress: Progress
+) -> TabICLFitted:
+    """Fit `n_estimators` members with `seed` on the table; the backbone holds no context afterwards.
+
+    Raises InvalidTable, InvalidTarget, InvalidRequest (the backbone is of the other task), TooLarge (out of
+    memory), and whatever `progress` raises.
+    """
+    classification = table.target.task == "classification"
+    if classification != (backbone.max_classes > 0):
+        raise InvalidRequest(f"The weights of {backbone.weights.model!r} are not for {table.target.task}.")
+    _check(table, backbone)
+    progress(0.0)
+    estimator = (TabICLClassifier if classification else TabICLRegressor)(
+        n_estimators=int(options["n_estimators"]),
+        random_state=int(options["seed"]),
+        kv_cache="kv",
+        device=backbone.device,
+        use_amp=False,
+        use_fa3=False,
+    )
+    # The library would read its checkpoint again, for every fit.
+    estimator._load_model = lambda: None
+    estimator.model_ = backbone.module
+    module = backbone.module
+    try:
+        with _quiet(), _watched(module, lambda: _forwards(estimator), progress):
+            estimator.fit(table.features.to_frame(), table.y)
+    except TabrelayError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _too_large(table) from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):
+            raise _too_large(table) from error
+        raise
+    except (ValueError, TypeError, ArithmeticError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidTable(f"The model can't use this table: {said[:300]}") from error
+    finally:
+        module.clear_cache()
+    return TabICLFitted(estimator, backbone, table.target, len(table.features.names))
+
+
+def spread(probabilities: Any, codes: Any, target: Target) -> Any:
+    """(n, len(codes)) probabilities as float64 (n, k) over all classes of the target; the others are 0.0."""
+    answer = np.asarray(probabilities).astype(np.float64)
+    if answer.shape[1] == len(target.classes):
+        return answer
+    full = np.zeros((len(answer), len(target.classes)))
+    full[:, np.asarray(codes, dtype=np.int64)] = answer
+    return full
+
+
+def _check(table: TrainingTable, backbone: TabICLBackbone) -> None:
+    features, y, target = table.features, table.y, table.target
+    if features.rows < 1 or not features.names:
+        raise InvalidTable(
+            f"The table has {features.rows} rows and {len(features.names)} features; it needs one of each."
+        )
+    if len(y) != features.rows:
+        raise InvalidTarget(f"Target {target.name!r} has {len(y)} labels for {features.rows} rows.")
+    infinite = [
+        name
+        for name, values in zip(features.names, features.values, strict=True)
+        if isinstance(values, np.ndarray) and np.isinf(values).any()
+    ]
+    if infinite:
+        raise InvalidTable(
+            f"Column {infinite[0]!r} holds infinity, which is not a number a model can use.",
+            errors=[FieldError(name, "holds infinity") for name in infinite],
+        )
+    if target.task == "regression":
+        values = np.asarray(y, dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise InvalidTarget(
+                f"Target {target.name!r} has missing or infinite values; leave such rows out."
+            )
+        if np.abs(values).max() > _FLOAT32_MAX:
+            raise InvalidTarget(f"Target {target.name!r} has values beyond {_FLOAT32_MAX:.2g}; rescale it.")
+        return
+    present = len(np.unique(y))
+    if present > backbone.max_classes:
+        raise InvalidTarget(
+            f"Target {target.name!r} has {present} classes; {backbone.max_classes} is the most that "
+            f"{backbone.weights.model} takes. Merge rare classes.",
+            limit=backbone.max_classes,
+            size=present,
+        )
+
+
+def _too_large(table: TrainingTable) -> TooLarge:
+    rows, columns = table.features.rows, len(table.features.names)
+    return TooLarge(
+        f"The fit of {rows:,} rows x {columns:,} features needs more memory than this worker has; use fewer rows, "
+        "columns or estimators.",
+        rows=rows,
+        columns=columns,
+    )
+
+
+def _forwards(estimator: Any) -> int:
+    """How many forwards the fit makes; known once its ensemble is drawn."""
+    groups = estimator.ensemble_generator_.ensemble_configs_.values()
+    return sum(math.ceil(len(group) / (estimator.batch_size or len(group))) for group in groups)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's warnings: high cardinality and feature names are not the user's faults."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _watched(module: Any, forwards: Callable[[], int], progress: Progress) -> Iterator[None]:
+    """Call `progress` after every block of the module's forwards; what it raises leaves the forward."""
+    # The column stage calls the two halves of its blocks, never the blocks themselves.
+    columns = [
+        half for b in module.col_embedder.tf_col.blocks for half in (b.multihead_attn1, b.multihead_attn2)
+    ]
+    last = list(module.icl_predictor.tf_icl.blocks)
+    blocks = [*columns, *module.row_interactor.tf_row.blocks, *last]
+    done, previous, best, total = 0, -1, 0.0, 0
+
+    def finished(position: int) -> None:
+        nonlocal done, previous, best, total
+        total = total or forwards() * len(blocks)
+        if position < len(columns) and previous >= len(blocks) - len(last):
+            done += len(blocks)  # the next forward has begun
+        previous = position
+        # Short of memory, the library runs a stage in pieces, so positions repeat: never report less than before.
+        best = max(best, min(1.0, (done + position + 1) / total))
+        progress(best)
+
+    def hook(position: int) -> Callable[..., None]:
+        return lambda *_: finished(position)
+
+    handles = [block.register_forward_hook(hook(position)) for position, block in enumerate(blocks)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

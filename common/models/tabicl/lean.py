@@ -1,0 +1,275 @@
+"""Predict from a thawed context: vectorised preprocessing and one forward of all ensemble members.
+
+Upstream: tabicl/_sklearn/preprocessing.py (`transform` of each step), tabicl/_model/tabicl.py
+(`forward_with_cache`, `predict_stats_with_cache`), _sklearn/classifier.py and regressor.py (`predict`).
+
+The answers equal the library's bit for bit on CPU at equal thread counts. What the library does and this does not:
+validate the same array in six steps, one forward a group, and keep the context on the module, where a second
+thread would answer from it. One row of 30 features: 0.1 ms of preprocessing instead of 1.7 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from tabicl._model.kv_cache import KVCache, KVCacheEntry
+
+from common.errors import FieldError, InvalidRequest, InvalidRows
+from common.models.protocol import Prediction, PredictOptions
+from common.models.tabicl.backbone import TabICLBackbone
+from common.models.tabicl.fit import spread
+from common.tables.features import Features
+from common.tables.target import Target
+
+Floats = npt.NDArray[np.float64]
+#: The library clips standardised values to +-100 (CustomStandardScaler).
+CLIP = 100.0
+_EPSILON = float(np.finfo(np.float64).eps)
+#: Matrix products of fewer rows round differently, so so few rows go through each group as the library sends them.
+FEW_ROWS = 4
+#: What the library fills placeholder slots with.
+_SKIPPED = -100.0
+
+
+@dataclass(frozen=True)
+class Power:
+    """Yeo-Johnson transform and standardisation; every array (H, 1), `least` and `most` of the training table."""
+
+    lambdas: Floats
+    center: Floats
+    spread: Floats
+    least: Floats
+    most: Floats
+
+    def __call__(self, values: Floats) -> Floats:
+        """(H, n) -> (H, n); a value that overflows is clipped to the training table's range first."""
+        answer = self._transform(values)
+        overflowed = ~np.isfinite(answer)
+        if overflowed.any():
+            answer[overflowed] = self._transform(np.clip(values, self.least, self.most))[overflowed]
+        return answer
+
+    def _transform(self, values: Floats) -> Floats:
+        # scipy.stats.yeojohnson, all columns and both signs at once.
+        positive = values >= 0
+        logs = np.log1p(np.abs(values))
+        exponent = np.where(positive, self.lambdas, 2 - self.lambdas)
+        logarithmic = np.where(
+            positive, np.abs(self.lambdas) < _EPSILON, np.abs(self.lambdas - 2) <= _EPSILON
+        )
+        powers = np.where(logarithmic, logs, np.expm1(exponent * logs) / exponent)
+        return cast(Floats, (np.where(positive, powers, -powers) - self.center) / self.spread)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ensemble members that share one scaling; statistics (H, 1), `shuffles` (members, H)."""
+
+    mean: Floats
+    scale: Floats
+    low: Floats
+    high: Floats
+    shuffles: npt.NDArray[np.int64]
+    power: Power | None
+
+    def __call__(self, values: Floats) -> Floats:
+        """(H, n) -> (members, H, n)."""
+        values = np.clip((values - self.mean) / self.scale, -CLIP, CLIP)
+        if self.power is not None:
+            values = self.power(values)
+        values = np.maximum(-np.log1p(np.abs(values)) + self.low, values)
+        values = np.minimum(np.log1p(np.abs(values)) + self.high, values)
+        return cast(Floats, values[self.shuffles])
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From features to the model's input. `columns` are positions in the schema, the first `len(text)` are text."""
+
+    inputs: int
+    columns: tuple[int, ...]
+    text: tuple[pa.StringArray, ...]
+    means: Floats  # (H, 1)
+    groups: tuple[Group, ...]
+
+    def __call__(self, features: Features) -> npt.NDArray[np.float32]:
+        """(E, n, H), contiguous. Raises InvalidRows when the features are not those of the fit."""
+        if len(features.values) != self.inputs:
+            raise InvalidRows(
+                f"The rows have {len(features.values)} features; the context has {self.inputs}."
+            )
+        values = np.empty((len(self.columns), features.rows))
+        for i, column in enumerate(self.columns):
+            given = features.values[column]
+            if isinstance(given, np.ndarray) == (i < len(self.text)):
+                raise InvalidRows(
+                    f"Column {features.names[column]!r} has another kind than in the training table."
+                )
+            values[i] = _codes(given, self.text[i]) if i < len(self.text) else given
+        missing = np.isnan(values)
+        if missing.any():
+            values = np.where(missing, self.means, values)
+        with np.errstate(all="ignore"):
+            members = [group(values) for group in self.groups]
+        joined = members[0] if len(members) == 1 else np.concatenate(members)
+        return np.ascontiguousarray(joined.transpose(0, 2, 1), dtype=np.float32)
+
+
+def _codes(values: Any, known: pa.StringArray) -> Any:
+    """The place of each text among the known ones; -1 where missing or never seen."""
+    found = pc.index_in(values, value_set=known)
+    return pc.fill_null(found, -1).to_numpy(zero_copy_only=False)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Members `start` to `stop` of the ensemble and their caches."""
+
+    start: int
+    stop: int
+    columns: Any  # KVCache
+    rows: Any  # KVCache
+
+
+def spans(
+    tensors: Mapping[str, torch.Tensor], members: Sequence[int], depths: Mapping[str, int]
+) -> tuple[Span, ...]:
+    """The whole ensemble first, then each group when there are several; views, no copies."""
+    bounds = np.cumsum([0, *members]).tolist()
+    ranges = [(0, bounds[-1])]
+    if len(members) > 1:
+        ranges += list(zip(bounds, bounds[1:], strict=False))
+
+    def cache(stage: str, start: int, stop: int) -> Any:
+        return KVCache(
+            kv={
+                block: KVCacheEntry(
+                    key=tensors[f"{stage}.{block}.k"][start:stop],
+                    value=tensors[f"{stage}.{block}.v"][start:stop],
+                )
+                for block in range(depths[stage])
+            }
+        )
+
+    return tuple(
+        Span(start, stop, cache("col", start, stop), cache("icl", start, stop)) for start, stop in ranges
+    )
+
+
+class LeanPredictor:
+    """A thawed context. Holds no state between calls, so several threads may use it and its backbone at once."""
+
+    def __init__(
+        self,
+        backbone: TabICLBackbone,
+        target: Target,
+        state: Mapping[str, Any],
+        preprocessing: Preprocessing,
+        spans: tuple[Span, ...],
+        class_shuffles: npt.NDArray[np.int64] | None,
+        nbytes: int,
+    ) -> None:
+        self.nbytes = nbytes
+        self._backbone = backbone
+        self._target = target
+        self._state = state
+        self._preprocessing = preprocessing
+        self._whole, *groups = spans
+        self._groups = groups
+        self._least_members = min(span.stop - span.start for span in spans)
+        self._class_shuffles = class_shuffles
+
+    def predict(self, features: Features, options: PredictOptions) -> Prediction:
+        """Answers for the rows, none included.
+
+        Raises InvalidRows (features of another schema), InvalidRequest (quantiles of a classifier, or levels
+        outside 0 to 1).
+        """
+        self._check(options)
+        if not features.rows:
+            return self._empty(options)
+        inputs = self._preprocessing(features)
+        with torch.inference_mode():
+            # On a CPU this is a view; the caches' device is the backbone's.
+            moved = torch.from_numpy(inputs).to(self._backbone.device)
+            if self._groups and features.rows * self._least_members < FEW_ROWS:
+                parts = [self._forward(moved[span.start : span.stop], span) for span in self._groups]
+                outputs = torch.cat(parts)
+            else:
+                outputs = self._forward(moved, self._whole)
+            if self._class_shuffles is not None:
+                return Prediction(probabilities=self._probabilities(outputs.cpu().numpy()))
+            return self._statistics(outputs, options)
+
+    def _check(self, options: PredictOptions) -> None:
+        if not options.quantiles:
+            return
+        if self._class_shuffles is not None:
+            fault = FieldError(
+                "output", "quantiles are answers of a regression; this dataset is a classification"
+            )
+            raise InvalidRequest(f"{fault.message}.", errors=[fault])
+        if not all(0.0 < level < 1.0 for level in options.quantiles):
+            fault = FieldError("quantiles", "every level must be between 0 and 1")
+            raise InvalidRequest(f"Quantiles: {fault.message}.", errors=[fault])
+
+    def _empty(self, options: PredictOptions) -> Prediction:
+        if self._class_shuffles is not None:
+            return Prediction(probabilities=np.zeros((0, len(self._target.classes))))
+        levels = len(options.quantiles)
+        return Prediction(mean=np.zeros(0), quantiles=np.zeros((0, levels)) if levels else None)
+
+    def _forward(self, inputs: torch.Tensor, span: Span) -> torch.Tensor:
+        """(E, n, H) -> (E, n, classes or quantiles); caches go by argument, the module keeps nothing."""
+        module = self._backbone.module
+        columns, rows, icl = module.col_embedder, module.row_interactor, module.icl_predictor
+        grouped = columns.feature_grouping(inputs)  # (E, n, groups, group size)
+        slots = self._state["slots"]
+        if slots:
+            grouped = torch.nn.functional.pad(grouped, (0, 0, slots, 0), value=_SKIPPED)
+        embedded = columns._compute_embeddings_with_cache(
+            grouped.transpose(1, 2), col_cache=span.columns, use_cache=True, store_cache=False
+        ).transpose(1, 2)[:, :, slots:]
+        tokens = rows.cls_tokens.expand(*embedded.shape[:2], -1, -1)
+        represented = rows._aggregate_embeddings(torch.cat([tokens, embedded], dim=2))
+        output = icl._icl_predictions_with_cache(
+            represented, icl_cache=span.rows, use_cache=True, store_cache=False
+        )
+        return cast(torch.Tensor, output if self._class_shuffles is None else output[..., : self._classes])
+
+    @property
+    def _classes(self) -> int:
+        return len(self._state["codes"])
+
+    def _probabilities(self, logits: npt.NDArray[np.float32]) -> Floats:
+        assert self._class_shuffles is not None  # noqa: S101  (a classifier's always has them)
+        total = np.zeros_like(logits[0])
+        for member, shuffle in zip(logits, self._class_shuffles, strict=True):
+            total += member[..., shuffle]
+        total /= len(logits)
+        total = total / self._state["softmax_temperature"]
+        powers = np.exp(total - np.max(total, axis=-1, keepdims=True))
+        answer = powers / np.sum(powers, axis=-1, keepdims=True)
+        answer = answer / answer.sum(axis=1, keepdims=True)  # the library normalises twice, and so rounds
+        return cast(Floats, spread(answer, self._state["codes"], self._target))
+
+    def _statistics(self, outputs: torch.Tensor, options: PredictOptions) -> Prediction:
+        distribution = self._backbone.module.quantile_dist(outputs)
+        mean = distribution.quantiles.mean(dim=-1)
+        if not options.quantiles:
+            return Prediction(mean=self._unscaled(mean))
+        levels = torch.tensor(options.quantiles, device=outputs.device, dtype=outputs.dtype)
+        return Prediction(mean=self._unscaled(mean), quantiles=self._unscaled(distribution.icdf(levels)))
+
+    def _unscaled(self, values: torch.Tensor) -> Floats:
+        """Mean over the members (axis 0) in the target's unit; in float32 like the library's scaler."""
+        numbers = values.float().cpu().numpy()
+        numbers = numbers * np.float32(self._state["y_scale"]) + np.float32(self._state["y_mean"])
+        return cast(Floats, np.mean(numbers, axis=0).astype(np.float64))
