@@ -14,7 +14,7 @@ from api.openapi import documented
 from api.requests import answer, body_to_file, prefer_wait_s, query_int, tenant
 from api.services import services
 from common.catalogue.records import Job, JobState
-from common.errors import FieldError, InvalidRequest, UnsupportedMediaType
+from common.errors import FieldError, InvalidRequest, TooLarge, UnsupportedMediaType
 from common.service.fits import FitRequest
 from common.tables.parse import detect_format
 
@@ -119,8 +119,9 @@ def _multipart() -> FitRequest:
     path = Path(stream.name)
     file.close()
     limit = services().settings.max_upload_bytes
-    if os.path.getsize(path) > limit:  # the request's own cap counts the other parts too
-        raise InvalidRequest(f"the file has more than {limit} bytes")
+    size = os.path.getsize(path)
+    if size > limit:  # the request's own cap counts the other parts too
+        raise TooLarge(f"the file has {size} bytes, the most is {limit}", limit=limit, size=size)
     return FitRequest(
         tenant=tenant(),
         path=path,

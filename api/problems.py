@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from typing import Any
 
 import orjson
-from flask import Flask, Response, g
+from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from common import logs
@@ -15,6 +16,7 @@ from common.errors import (
     InvalidRequest,
     MalformedBody,
     NotFound,
+    StorageFull,
     TabrelayError,
     TooLarge,
     UnsupportedMediaType,
@@ -53,7 +55,10 @@ def problem(error: TabrelayError) -> Response:
 def _http_problem(error: HTTPException) -> Response:
     status = error.code or 500
     if isinstance(error, RequestEntityTooLarge):
-        return problem(TooLarge("the body is larger than this call takes; GET /v1/limits lists the limits"))
+        limit, size = current_app.config["MAX_CONTENT_LENGTH"], request.content_length
+        return problem(
+            TooLarge(f"the body has {size or 'more'} bytes, the most is {limit}", limit=limit, size=size)
+        )
     cls = _WERKZEUG.get(status)
     if cls is not None:
         return problem(cls(error.description))
@@ -82,6 +87,9 @@ def install(app: Flask) -> None:
         return problem(error)
 
     def unexpected(error: Exception) -> Response:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            log.error("the disk is full")
+            return problem(StorageFull("there is no room left for uploads"))
         log.exception("request failed")
         return problem(InternalError())
 
