@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tabrelay.cli.options import AsJson, Key, Url, connect
-from tabrelay.cli.output import print_json, print_table
+from tabrelay.cli.output import print_json, print_table, text
 
 if TYPE_CHECKING:
     from tabrelay.client import Prediction
 
 #: Rows shown on a terminal; a file gets them all.
 SHOWN_ROWS = 20
+#: Characters between two columns of a table.
+GAP = 3
 
 
 def register(app: typer.Typer) -> None:
@@ -78,25 +80,36 @@ def predict(
         joined.write_to_stdout(file, told)
 
 
-def parse_levels(text: str) -> list[float]:
+def parse_levels(given: str) -> list[float]:
     """`0.05,0.5` as numbers between 0 and 1."""
     try:
-        levels = [float(part) for part in text.split(",")]
+        levels = [float(part) for part in given.split(",")]
     except ValueError:
         levels = []
     if not levels or not all(0 < level < 1 for level in levels):
         raise typer.BadParameter(
-            f"--quantiles takes levels between 0 and 1, such as 0.05,0.5,0.95, not {text!r}"
+            f"--quantiles takes levels between 0 and 1, such as 0.05,0.5,0.95, not {given!r}"
         )
     return levels
 
 
 def _print(file: Path, told: Prediction) -> None:
+    """The first rows: the answers, then as many input columns as the terminal is wide."""
     from tabrelay.cli import joined
 
     header, rows = joined.read_rows(file)
     answers = told.columns()
-    lines = itertools.islice(zip(*answers.values(), rows, strict=False), SHOWN_ROWS)
-    print_table([*answers, *header], [(*line[:-1], *line[-1]) for line in lines], empty="no rows")
-    if len(told) > SHOWN_ROWS:
-        typer.echo(f"... {len(told) - SHOWN_ROWS:,} more rows; write them all with --out FILE")
+    inputs = dict(zip(header, zip(*rows[:SHOWN_ROWS], strict=True), strict=True)) if rows else {}
+    columns = {name: values[:SHOWN_ROWS] for name, values in answers.items()}
+    columns |= {name: list(values) for name, values in inputs.items() if name not in answers}
+    left = shutil.get_terminal_size().columns
+    shown: list[str] = []
+    for name, values in columns.items():
+        left -= max(len(text(value)) for value in [name, *values]) + GAP
+        if left < 0 and len(shown) >= len(answers):
+            break
+        shown.append(name)
+    print_table(shown, zip(*(columns[name] for name in shown), strict=True), empty="no rows")
+    hidden = (max(0, len(told) - SHOWN_ROWS), len(columns) - len(shown))
+    if any(hidden):
+        typer.echo(f"and {hidden[0]:,} more rows, {hidden[1]:,} more columns; write them all with --out FILE")

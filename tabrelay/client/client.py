@@ -184,7 +184,7 @@ class Client:
         return [Job.decode(item) for item in self._pages("/v1/jobs", "jobs", params, limit)]
 
     def cancel(self, job_id: str) -> Job:
-        """Cancel a job; one that has ended stays as it is."""
+        """Cancel a job; Conflict when it has ended already."""
         return Job.decode(self._json(Call("DELETE", f"/v1/jobs/{_segment(job_id)}")))
 
     # Predicts

@@ -43,6 +43,9 @@ _PROBLEM_MEMBERS = frozenset(
 #: Longest part of an answer that is no problem document, as a gateway's page, shown in a message.
 _EXCERPT_CHARACTERS = 200
 
+#: Field errors that a message holds; `errors` has them all.
+_SHOWN_ERRORS = 5
+
 
 @dataclass(frozen=True)
 class FieldError:
@@ -81,9 +84,11 @@ class TabrelayHTTPError(Exception):
 
     def __str__(self) -> str:
         text = _one_line(self.detail)
-        told = [line for line in (_one_line(str(error)) for error in self.errors) if line not in text]
-        if told:
-            text = f"{text.rstrip('.')}: {'; '.join(told)}"
+        new = [error for error in self.errors if not _is_told(error, text)]
+        if new:
+            shown = [_one_line(str(error)) for error in new[:_SHOWN_ERRORS]]
+            more = [f"and {len(new) - _SHOWN_ERRORS} more"] if len(new) > _SHOWN_ERRORS else []
+            text = f"{text.rstrip('.')}: {'; '.join(shown + more)}"
         marks = [mark for mark in (self.code if self.code != "error" else None, self.request_id) if mark]
         return f"{text} [{' '.join(marks)}]" if marks else text
 
@@ -244,6 +249,11 @@ def _excerpt(response: httpx.Response) -> str:
     text = "" if "html" in response.headers.get("Content-Type", "") else response.text.strip()
     said = f": {text[:_EXCERPT_CHARACTERS]}" if text else ""
     return f"the service answered {response.status_code} {response.reason_phrase}{said}"
+
+
+def _is_told(error: FieldError, text: str) -> bool:
+    """Whether the detail says already what a field's error says."""
+    return all(word in text for word in f"{error.field} {error.message}".split())
 
 
 def _one_line(text: str) -> str:

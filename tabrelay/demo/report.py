@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tabrelay.cli.output import print_table, seconds, shape
@@ -25,11 +27,12 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
             print(f"\n{outcome.name}: {' '.join(outcome.reason.split())}")
 
 
-def curl_lines(url: str) -> str:
+def curl_lines(url: str, folder: Path) -> str:
     """How to do the same without this program, against the running service."""
+    table = shlex.quote(f"file=@{folder / 'churn.csv'}")
     return f"""
-The same with curl, against a running service (this one is at {url} until the demo ends):
-  curl -s {url}/v1/fits -F file=@churn.csv -F dataset=churn -F target=churned
+The same with curl, while the service runs (`tabrelay demo --keep` leaves it running):
+  curl -s {url}/v1/fits -F {table} -F dataset=churn -F target=churned
   curl -s {url}/v1/jobs/JOB_ID
   curl -s {url}/v1/datasets/churn/predict -H 'Content-Type: application/json' \\
     -d '{{"records":[{{"plan":"basic","city":"Kyoto","signed_up":"2025-11-02","autopay":false,\

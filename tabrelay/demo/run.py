@@ -10,16 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tabrelay.cli.output import print_json, seconds
 from tabrelay.cli.progress import board
 from tabrelay.client import Client, Job, TabrelayHTTPError
 from tabrelay.demo import report
 from tabrelay.demo.tables import DemoTable, demo_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SINGLE_PREDICTS = 50
 POLL_S = 0.2
@@ -58,7 +55,12 @@ def run_demo(*, data_dir: Path | None = None, keep: bool = False, as_json: bool 
             with Stack(StackOptions(port=0, data_dir=folder / "data"), quiet=True) as stack:
                 say(f"ready at {stack.url} after {seconds(time.monotonic() - started)}\n")
                 outcomes = _tour(stack.url, folder, quiet=as_json)
-                _print(outcomes, stack.url, time.monotonic() - started, as_json=as_json, say=say)
+                took_s = time.monotonic() - started
+                if as_json:
+                    print_json({"tables": outcomes, "seconds": round(took_s, 1)})
+                else:
+                    _print(outcomes, took_s)
+                    say(report.curl_lines(stack.url, folder))
                 if keep:
                     _wait_for_ctrl_c(stack.url)
         except CannotStart as error:
@@ -145,16 +147,10 @@ def _single_p50_ms(client: Client, table: DemoTable) -> float:
     return statistics.median(spent)
 
 
-def _print(
-    outcomes: Sequence[Outcome], url: str, took_s: float, *, as_json: bool, say: Callable[[str], None]
-) -> None:
-    if as_json:
-        print_json({"tables": list(outcomes), "seconds": round(took_s, 1)})
-        return
+def _print(outcomes: Sequence[Outcome], took_s: float) -> None:
     report.print_outcomes(outcomes)
     models = sorted({outcome.model for outcome in outcomes if outcome.model})
-    say(f"\nmodel: {', '.join(models) or 'none'}; everything took {seconds(took_s)}")
-    say(report.curl_lines(url))
+    _say(f"\nmodel: {', '.join(models) or 'none'}; everything took {seconds(took_s)}")
 
 
 def _wait_for_ctrl_c(url: str) -> None:

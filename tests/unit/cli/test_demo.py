@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 from sklearn.compose import make_column_transformer
@@ -126,7 +128,7 @@ def test_failed_fit_and_wrong_count_are_told(judged):
 
 
 def test_curl_lines_name_the_running_service():
-    lines = report.curl_lines("http://127.0.0.1:1234")
-    assert "http://127.0.0.1:1234/v1/fits -F file=@churn.csv" in lines
+    lines = report.curl_lines("http://127.0.0.1:1234", Path("/tmp/d"))
+    assert "http://127.0.0.1:1234/v1/fits -F file=@/tmp/d/churn.csv" in lines
     assert "/v1/jobs/JOB_ID" in lines
     assert "/v1/datasets/churn/predict" in lines

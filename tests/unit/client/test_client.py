@@ -138,6 +138,20 @@ def test_error_is_one_line_that_names_the_fields():
     assert caught.value.errors[0].field == "age"
 
 
+def test_error_says_nothing_twice_and_not_too_much():
+    errors = [{"field": f"c{i}", "message": "is missing"} for i in range(9)]
+    for detail, line in {
+        "Columns are missing: " + ", ".join(f"'c{i}'" for i in range(9)): None,
+        "The rows are wrong": "The rows are wrong: "
+        + "; ".join(f"c{i}: is missing" for i in range(5))
+        + "; and 4 more",
+    }.items():
+        with pytest.raises(Invalid) as caught:
+            service(problem(422, "invalid_rows", detail, errors=errors)).client().limits()
+        assert str(caught.value) == f"{line or detail} [invalid_rows]"
+        assert len(caught.value.errors) == 9
+
+
 def test_error_carries_request_id_and_facts():
     svc = service(problem(413, "too_large", "too many rows", limit=10, size=20, request_id="r-9"))
     with pytest.raises(TooLarge) as caught:
