@@ -13,6 +13,8 @@ import typer
 
 #: A table on a terminal may not be cut off in a pipe, where there is no width.
 PIPE_WIDTH = 200
+#: Cells up to this length are not folded.
+UNFOLDED = 16
 
 
 def print_json(value: Any) -> None:
@@ -29,14 +31,24 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for index, name in enumerate(columns):
-        table.add_column(name, overflow="fold", no_wrap=index == 0)
-    for row in rows:
-        table.add_row(*(Text(text(value)) for value in row))
-    if not table.row_count:
+    cells = [[text(value) for value in row] for row in rows]
+    if not cells:
         typer.echo(empty)
         return
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for index, name in enumerate(columns):
+        longest = max(len(row[index]) for row in cells)
+        # A header may be folded for lack of room, a short cell never is.
+        table.add_column(name, overflow="fold", min_width=min(longest, UNFOLDED) if index else longest)
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     console.print(table)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Rows shown on a terminal; a file gets them all.
 SHOWN_ROWS = 20
 #: Characters between two columns of a table.
-GAP = 3
+GAP = 2
 
 
 def register(app: typer.Typer) -> None:

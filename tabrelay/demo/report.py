@@ -46,9 +46,9 @@ def _line(outcome: Outcome) -> tuple[str, ...]:
         seconds(outcome.fit_s),
         _number(None if outcome.context_bytes is None else outcome.context_bytes / 1e6, 2),
         _number(outcome.predict_p50_ms, 1),
-        f"{_number(outcome.score, 3)} {outcome.score_name}",
+        f"{_number(outcome.score, 3)} {'R2' if outcome.score_name == 'R2' else 'acc'}",
         _number(outcome.baseline, 3),
-        "not good" if outcome.reason else "good",
+        "bad" if outcome.reason else "good",
     )
 
 
