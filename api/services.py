@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 from celery import Celery
 from flask import current_app
 
 from common import logs
 from common.catalogue import Catalogue
 from common.files import DataFolder
+from common.models.protocol import Prediction
 from common.models.registry import Registry
 from common.relay.relay import Relay
 from common.relay.snapshot import RoutingSnapshot
+from common.relay.wire import Answer, encode_rows
 from common.service.datasets import DatasetService
 from common.service.fits import FitService
 from common.service.predicts import PredictService
 from common.settings import Settings
 from common.tables.child import ParserChild
+from common.tables.json_reader import table_from_json
 from common.wake import TASK, celery_config
 
 log = logs.get("api")
@@ -59,6 +63,7 @@ class Services:
             except Exception as error:  # kombu raises what its transport raises; the job is already accepted
                 log.warning("a wake-up was not sent; the janitor will", queue=queue, error=str(error))
 
+        warm_up()
         snapshot.start()
         parser.start()
         return cls(
@@ -77,6 +82,13 @@ class Services:
         """End what runs beside the requests."""
         self.snapshot.stop()
         self.parser.close()
+
+
+def warm_up() -> None:
+    """Go through Arrow once: its first use loads pandas, half a second that no predict should wait for."""
+    encode_rows(table_from_json({"columns": ["a"], "rows": [[1.0]]}))
+    answer = Answer(Prediction(probabilities=np.ones((1, 1))), context="", worker="", target={})
+    Answer.decode(answer.encode())
 
 
 def services() -> Services:
