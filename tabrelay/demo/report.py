@@ -12,13 +12,24 @@ from tabrelay.cli.output import print_table, seconds, shape
 if TYPE_CHECKING:
     from tabrelay.demo.run import Outcome
 
+#: Folded by hand, so that the table fits 80 columns.
+_HEADER = (
+    "dataset",
+    "rows x\ncolumns",
+    "fit",
+    "context\nMB",
+    "predict\np50 ms",
+    "score",
+    "baseline",
+    "verdict",
+)
 UP_COMMAND = ".venv/bin/tabrelay up"
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:
     """The one table, and a line for each thing that went wrong."""
     print_table(
-        ["dataset", "rows x columns", "fit", "context MB", "predict p50 ms", "score", "baseline", "verdict"],
+        _HEADER,
         [_line(outcome) for outcome in outcomes],
         empty="nothing was fitted",
     )
