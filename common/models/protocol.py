@@ -206,6 +206,7 @@ class ModelSpec:
     licence_url: str
     files: Mapping[str, str]  # task -> file name
     limits: ModelLimits
+    state_version: int  # of its adapter; part of a context's key
     options: Mapping[str, WholeNumber] = field(default_factory=dict)
     hub_repo: str | None = None  # None: the files are in the `checkpoints` folder of the installation
     hub_revision: str | None = None

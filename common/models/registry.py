@@ -15,7 +15,15 @@ from typing import Any, cast
 from blake3 import blake3
 
 import common
-from common.errors import FieldError, InvalidRequest, InvalidTarget, ModelNotFound, ModelNotReady, TooLarge
+from common.errors import (
+    FieldError,
+    InternalError,
+    InvalidRequest,
+    InvalidTarget,
+    ModelNotFound,
+    ModelNotReady,
+    TooLarge,
+)
 from common.models.protocol import TASKS, Adapter, ModelLimits, ModelSpec, Weights, WholeNumber
 from common.settings import Settings
 from common.tables.target import Target
@@ -54,6 +62,7 @@ SPECS: Mapping[str, ModelSpec] = {
             },
             # Its authors claim 100,000 rows x 2,000 columns; a context can't be cached above 10 classes.
             limits=ModelLimits(max_rows=100_000, max_columns=2_000, max_classes=10),
+            state_version=1,
             options=_OPTIONS,
             hub_repo="jingang/TabICL",
         ),
@@ -68,6 +77,7 @@ SPECS: Mapping[str, ModelSpec] = {
                 "regression": "tabicl-mini-regressor.ckpt",
             },
             limits=ModelLimits(max_rows=20_000, max_columns=200, max_classes=10),
+            state_version=1,
             options=_OPTIONS,
         ),
     )
@@ -77,7 +87,12 @@ SPECS: Mapping[str, ModelSpec] = {
 def load_adapter(spec: ModelSpec) -> Adapter:
     """The model family's adapter; loads torch, so only worker processes call it."""
     module, _, attribute = spec.adapter.partition(":")
-    return cast(Adapter, getattr(importlib.import_module(module), attribute))
+    adapter = cast(Adapter, getattr(importlib.import_module(module), attribute))
+    if adapter.state_version != spec.state_version:
+        raise InternalError(
+            f"{spec.name} is listed with state version {spec.state_version}, its adapter has another"
+        )
+    return adapter
 
 
 def task_of_word(word: str) -> str | None:

@@ -65,7 +65,7 @@ def context_key(
         "model": spec.name,
         "weights": weights,
         "options": dict(options),
-        "state_version": getattr(spec, "state_version", 1),
+        "state_version": spec.state_version,
         "precision": "native",
     }
     return str(blake3(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest())
