@@ -49,7 +49,7 @@ lock: setup ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | sort -f > constraints.txt
 
 bench: setup ## measurements
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench.predict
 
 compose-test: ## build the images and run the compose stack on the Docker engine that runs here
 	tests/compose/run.sh

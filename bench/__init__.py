@@ -1,0 +1,1 @@
+"""Measurements; each module is one question, one command, one JSON result."""
