@@ -8,8 +8,8 @@ from api import datasets, fits, openapi, predict, problems, requests, system
 from api.services import Services
 from common import logs
 
-#: Multipart bodies carry a few small fields beside the file.
-FORM_MEMORY_BYTES = 64 * 1024
+#: Of the small fields beside a file. werkzeug counts its read buffer of 64 KiB and more against it.
+FORM_MEMORY_BYTES = 1024**2
 FORM_PARTS = 32
 
 
