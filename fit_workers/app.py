@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import warnings
+from types import FrameType
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -62,12 +63,17 @@ def make_app(settings: Settings, name: str) -> Celery:
 
     @signals.worker_ready.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def ready(**_: Any) -> None:
+        celery_leaves = signal.getsignal(signal.SIGTERM)
+
+        def leave(number: int, frame: FrameType | None) -> None:
+            """The job goes back before Celery ends the child, or its end would count as a lost attempt."""
+            keeper.hand_back()
+            if callable(celery_leaves):
+                celery_leaves(number, frame)
+
+        signal.signal(signal.SIGTERM, leave)
         keeper.start()
         log.info("waiting for fits", queues=settings.queues, device=settings.device, threads=settings.threads)
-
-    @signals.worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
-    def leaving(**_: Any) -> None:
-        keeper.hand_back()
 
     @signals.worker_shutdown.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def left(**_: Any) -> None:
