@@ -40,7 +40,7 @@ def predict(name: str) -> Response:
     """Answer for the rows from the dataset's current version, or from `?version=`."""
     arrived: float = g.arrived
     version = query_int("version", None, 1, 2**53)
-    services().predicts.resolve(tenant(), name, version)
+    resolved = services().predicts.resolve(tenant(), name, version)
     deadline_ms = query_int("deadline_ms", None, 1, 2**53)
     rows = _rows()
     read = time.monotonic()
@@ -55,7 +55,8 @@ def predict(name: str) -> Response:
             output=request.args.get("output") or None,
             quantiles=query_numbers("quantiles"),
             deadline_s=None if deadline_ms is None else deadline_ms / 1000,
-        )
+        ),
+        resolved,
     )
     relayed = time.monotonic()
     timings = _timings(answered, read - arrived, relayed - read)

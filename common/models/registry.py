@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from blake3 import blake3
-
 import common
 from common.errors import (
     FieldError,
@@ -26,6 +24,7 @@ from common.errors import (
 )
 from common.models.protocol import TASKS, Adapter, ModelLimits, ModelSpec, Weights, WholeNumber
 from common.settings import Settings
+from common.tables.canonical import file_digest
 from common.tables.target import Target
 
 AUTO = "auto"
@@ -35,7 +34,6 @@ FALLBACK = "tabicl-mini"
 CHECKPOINTS = Path(common.__file__).resolve().parent.parent / "checkpoints"
 #: What tells a checkpoint's task from its file name.
 _TASK_WORDS = {"classif": "classification", "regress": "regression"}
-_HASHED_BYTES = 4 * 1024**2
 
 _OPTIONS = {
     "n_estimators": WholeNumber(
@@ -99,15 +97,6 @@ def task_of_word(word: str) -> str | None:
     """The task that `classification`, `classifier`, `regression`, `regressor` or a file so called stands for."""
     found = {task for part, task in _TASK_WORDS.items() if part in word.lower()}
     return found.pop() if len(found) == 1 else None
-
-
-def file_digest(path: Path) -> str:
-    """blake3 of a file, hex."""
-    hasher = blake3(max_threads=blake3.AUTO)
-    with path.open("rb") as file:
-        while chunk := file.read(_HASHED_BYTES):
-            hasher.update(chunk)
-    return hasher.hexdigest()
 
 
 def split_key(key: str) -> tuple[str, str | None]:

@@ -49,9 +49,8 @@ class PredictService:
         """The version that a predict would be answered from; raises DatasetNotFound or VersionNotFound."""
         return self._snapshot.resolve(tenant, dataset_name(dataset), version)
 
-    def predict(self, request: PredictRequest) -> tuple[Version, Answer, str]:
-        """Version, answer and output kind; raises as Relay.predict does, and InvalidRequest."""
-        version = self.resolve(request.tenant, request.dataset, request.version)
+    def predict(self, request: PredictRequest, version: Version) -> tuple[Version, Answer, str]:
+        """Version, answer and output kind, given what `resolve` said; raises as Relay.predict does, and InvalidRequest."""
         output = self._output(request, version)
         levels: tuple[float, ...] = ()
         if output == "quantiles":

@@ -17,7 +17,7 @@ from tabicl._model.tabicl import TabICL
 
 from common.errors import InvalidRequest, ModelNotReady
 from common.models.protocol import Weights
-from common.models.registry import file_digest
+from common.tables.canonical import file_digest
 
 
 @dataclass(eq=False)
