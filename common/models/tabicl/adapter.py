@@ -154,8 +154,8 @@ def _preprocessing(
             if norm == "power"
             else None
         )
-        plain = (column(f"pre.{norm}.{name}") for name in states.STATISTICS)
-        made.append(Group(*plain, shuffles=shuffles[start : start + members], power=power))
+        mean, scale, low, high = (column(f"pre.{norm}.{name}") for name in states.STATISTICS)
+        made.append(Group(mean, scale, low, high, shuffles[start : start + members], power))
         start += members
     return Preprocessing(
         inputs=int(state["inputs"]),

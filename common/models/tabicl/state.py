@@ -89,7 +89,7 @@ def _merged(name: str, groups: list[torch.Tensor], drop: int) -> TensorSource:
             # A member's kept slots are contiguous, so dropping the first ones needs no copy.
             for piece in group.unbind(0) if drop else (group,):
                 flat = piece[drop:].detach().contiguous().cpu().reshape(-1)
-                yield memoryview(flat.view(torch.uint8).numpy())
+                yield flat.view(torch.uint8).numpy().data
 
     members = sum(int(group.shape[0]) for group in groups)
     first, *rest = (int(size) for size in groups[0].shape[1:])
@@ -101,7 +101,7 @@ def _array(name: str, array: np.ndarray[Any, Any]) -> TensorSource:
     flat = np.ascontiguousarray(array)
 
     def parts() -> Iterator[memoryview]:
-        yield memoryview(flat.reshape(-1).view(np.uint8))
+        yield flat.reshape(-1).view(np.uint8).data
 
     return TensorSource(name, kinds[flat.dtype.str[1:]], tuple(map(int, flat.shape)), parts)
 
