@@ -95,7 +95,9 @@ def load_backbone(weights: Weights, device: str) -> TabICLBackbone:
     if _task(module) != weights.task:
         raise ModelNotReady(wrong_task(weights.path, _task(module), weights.task))
     module.load_state_dict(tensors, strict=True)
-    module.eval().requires_grad_(False)
+    # Parameters keep `requires_grad`, as in the library: without it torch picks other kernels for 2 to 4 rows, which
+    # round the last bit differently.
+    module.eval()
     # A process-wide switch that fits and predicts must see alike; its kernels would answer in half precision.
     set_flash_attn3_enabled(False)
     module = module.to(torch.device(device))
