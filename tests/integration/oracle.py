@@ -1,0 +1,129 @@
+"""The library in one process of its own: `python -m tests.integration.oracle` reads jobs from stdin.
+
+Fits plain tabicl on the schema's frame and answers rows; a line of JSON in, a line of JSON out. Runs with PYTHONHASHSEED=0, as fit
+workers do, because the library's order of ensemble groups follows a set's.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from tests.support import as_arrow
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
+
+
+class Oracle:
+    """The process; it answers one job a line, so that torch is loaded once for all tests."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.oracle"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            cwd=CHECKPOINTS.parent,
+        )
+
+    def __enter__(self) -> Oracle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+    def ask(
+        self,
+        table: pa.Table,
+        target: str,
+        task: str,
+        slices: Sequence[slice],
+        *,
+        rows: pa.Table | None = None,
+        quantiles: Sequence[float] = (),
+        checkpoint: Path | None = None,
+    ) -> list[dict[str, Any]]:
+        """The library's answers for each slice of `rows` (the training rows when not given)."""
+        kind = "classifier" if task == "classification" else "regressor"
+        job = {
+            "table": base64.b64encode(as_arrow(table)).decode(),
+            "rows": base64.b64encode(as_arrow(rows if rows is not None else table)).decode(),
+            "target": target,
+            "task": task,
+            "slices": [[s.start or 0, s.stop] for s in slices],
+            "quantiles": list(quantiles),
+            "checkpoint": str(checkpoint or CHECKPOINTS / f"tabicl-mini-{kind}.ckpt"),
+        }
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(orjson.dumps(job) + b"\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the oracle ended with status {self._process.wait(5)}"
+        answers: list[dict[str, Any]] = orjson.loads(line)
+        return answers
+
+
+def serve() -> None:
+    """Answer until stdin ends."""
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(orjson.dumps(answer(orjson.loads(line))) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Fit and answer one job."""
+    from tabicl import TabICLClassifier, TabICLRegressor
+
+    from common.tables.schema import TableSchema
+    from common.tables.target import Target, take_target
+
+    table = pa.ipc.open_stream(base64.b64decode(job["table"])).read_all()
+    rows = pa.ipc.open_stream(base64.b64decode(job["rows"])).read_all()
+    column = take_target(table, job["target"])
+    target = Target.infer(column, job["target"], job["task"])
+    schema = TableSchema.infer(table, job["target"])
+    cls = TabICLClassifier if job["task"] == "classification" else TabICLRegressor
+    library = cls(
+        n_estimators=8,
+        kv_cache="kv",
+        device="cpu",
+        random_state=42,
+        model_path=Path(job["checkpoint"]),
+        allow_auto_download=False,
+    )
+    library.fit(schema.features(table).to_frame(), target.encode_labels(column))
+    asked = schema.features(rows)
+    answers = []
+    for start, stop in job["slices"]:
+        frame = asked.take(slice(start, stop)).to_frame()
+        if job["task"] == "classification":
+            answers.append({"probabilities": library.predict_proba(frame).astype(float).tolist()})
+            continue
+        told = {"mean": library.predict(frame).astype(float).tolist()}
+        if job["quantiles"]:
+            both = library.predict(frame, output_type=["mean", "quantiles"], alphas=job["quantiles"])
+            told["quantiles"] = both["quantiles"].astype(float).tolist()
+        answers.append(told)
+    return answers
+
+
+if __name__ == "__main__":
+    serve()
