@@ -91,12 +91,7 @@ def _rows() -> bytes:
         value = loads_json(body)
         if not isinstance(value, Mapping):
             raise InvalidTable('the body must be an object with "columns" and "rows", or with "records"')
-        table: pa.Table = table_from_json(value, limits)
-        if table.num_rows == 0:
-            raise InvalidRequest(
-                "there are no rows", errors=[FieldError("rows", "at least one row is needed")]
-            )
-        return encode_rows(table)
+        return encode_rows(table_from_json(value, limits))
     if not body:
         raise InvalidRequest("the body is empty", errors=[FieldError("body", "at least one row is needed")])
     rows: bytes = services().parser.parse_rows(
