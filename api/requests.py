@@ -16,6 +16,9 @@ from common.names import new_id
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 COPY_BYTES = 1024**2
+#: How much of a refused body is read, and for how long.
+DRAIN_BYTES = 256 * 1024**2
+DRAIN_S = 10.0
 #: The tenant of a deployment without keys.
 DEFAULT_TENANT = "default"
 
@@ -46,6 +49,8 @@ def install(app: Flask) -> None:
 
     @app.after_request
     def finish(response: Response) -> Response:
+        if response.status_code >= 400:
+            drain()
         response.headers["X-Request-Id"] = g.get("request_id", "")
         response.headers["X-Content-Type-Options"] = "nosniff"
         if request.path not in ("/livez", "/readyz"):
@@ -114,6 +119,20 @@ def body_bytes(most: int) -> bytes:
     if len(body) > most:
         raise TooLarge(f"the body has more than {most} bytes", limit=most, size=len(body))
     return body
+
+
+def drain() -> None:
+    """Read what the client still sends, within bounds: closing on unread data resets the connection, and the client
+    would see that instead of the answer.
+    """
+    if request.content_length is None and "chunked" not in request.headers.get("Transfer-Encoding", ""):
+        return
+    stream, left, until = request.environ["wsgi.input"], DRAIN_BYTES, time.monotonic() + DRAIN_S
+    while left > 0 and time.monotonic() < until:
+        chunk = stream.read(min(COPY_BYTES, left))
+        if not chunk:
+            return
+        left -= len(chunk)
 
 
 def json_object(body: bytes) -> dict[str, Any]:
