@@ -81,6 +81,7 @@ class Services:
     def close(self) -> None:
         """End what runs beside the requests."""
         self.snapshot.stop()
+        self.predicts.close()
         self.parser.close()
 
 

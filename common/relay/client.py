@@ -110,6 +110,11 @@ class WorkerConnections:
                 return
         connection.close()
 
+    def close(self) -> None:
+        """Close every idle connection."""
+        for address in list(self._idle):
+            self.forget(address)
+
     def forget(self, address: str) -> None:
         """Close the idle connections to a worker that died."""
         with self._lock:

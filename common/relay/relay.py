@@ -42,6 +42,10 @@ class Relay:
         self._placement = placement or HoldersFirst()
         self._connections = WorkerConnections()
 
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._connections.close()
+
     def predict(self, asked: Asked, version: Version) -> tuple[Version, Answer]:
         """The answer of exactly this version's context, or the documented error.
 

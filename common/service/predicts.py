@@ -45,6 +45,10 @@ class PredictService:
         self._relay = relay
         self._settings = settings
 
+    def close(self) -> None:
+        """Close the connections to workers."""
+        self._relay.close()
+
     def resolve(self, tenant: str, dataset: str, version: int | None) -> Version:
         """The version that a predict would be answered from; raises DatasetNotFound or VersionNotFound."""
         return self._snapshot.resolve(tenant, dataset_name(dataset), version)
