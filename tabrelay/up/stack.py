@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,9 +102,20 @@ def _run(options: StackOptions) -> int:
             supervisor = Supervisor(
                 children, output=output, on_ready=lambda: _announce(f"http://{api}"), pass_fds=(lock,)
             )
-            return supervisor.run()
+            status = supervisor.run()
+            _tidy(settings)
+            return status
     finally:
         output.flush()
+
+
+def _tidy(settings: Settings) -> None:
+    """Give back what lies outside the data folder: the host tier's memory, and sockets. The next start does without."""
+    outside = [] if settings.run.is_relative_to(settings.data) else [settings.run]
+    if settings.host is not None and settings.host_dir is None:
+        outside.append(settings.host)
+    for folder in outside:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _children(options: StackOptions, settings: Settings, api: Bind, output: Output) -> list[Child]:

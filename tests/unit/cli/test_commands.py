@@ -9,12 +9,12 @@ import sys
 import httpx
 import pandas as pd
 import pytest
-from client.fakes import Service, answer, job, problem, service
 from typer.testing import CliRunner
 
 import tabrelay.client
 from tabrelay.cli.app import app, run
 from tabrelay.client import Pace
+from tests.unit.client.fakes import Service, answer, job, problem, service
 
 REFUSED = httpx.ConnectError("[Errno 111] Connection refused")
 PROBA = {

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from up.helpers import alive, until
 
 from common import process
 from common.process import Bind, parse_bind
+from tests.unit.up.helpers import alive, until
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from up.helpers import SUPERVISE, Supervised, alive, group_pids, noting, stopping, until
+from tests.unit.up.helpers import SUPERVISE, Supervised, alive, group_pids, noting, stopping, until
 
 IGNORING = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\npathlib.Path('ignoring').touch()\ntime.sleep(600)"
 CRASHING = "print('no such device', flush=True)\nsys.exit(3)"

@@ -1,0 +1,236 @@
+"""What a model sees of each kind of column, at fit and at predict alike."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import InternalError, InvalidRequest, InvalidRows, InvalidTable, InvalidTarget
+from common.tables.canonical import read_canonical, write_canonical
+from common.tables.schema import Features, TableSchema
+from common.tables.target import Target, take_target
+from tests.support import mixed
+
+CASES = Path(__file__).resolve().parents[2] / "cases"
+
+
+def shown(table: pa.Table) -> dict[str, Any]:
+    features = TableSchema.infer(table, "y").features(table)
+    return {
+        n: v.to_pylist() if isinstance(v, pa.Array) else v.tolist()
+        for n, v in zip(features.names, features.values, strict=True)
+    }
+
+
+def test_each_kind_becomes_what_its_rule_says() -> None:
+    table = pa.table({
+        "n": [1, None, 3], "b": [True, None, False], "t": ["x", None, "y"], "e": pa.nulls(3),
+        "d": pa.array([dt.date(2024, 1, 1), None, dt.date(2024, 2, 5)]), "y": [1, 2, 3],
+    })  # fmt: skip
+    seen = shown(table)
+    assert str(seen["n"]) == "[1.0, nan, 3.0]"
+    assert str(seen["b"]) == "[1.0, nan, 0.0]"
+    assert seen["t"] == ["x", None, "y"]
+    assert str(seen["e"]) == "[nan, nan, nan]"
+    assert str(seen["d"]) == f"[0.0, nan, {35 * 86400.0}]"
+    assert str(seen["d:month"]) == "[1.0, nan, 2.0]"
+    assert str(seen["d:weekday"]) == "[0.0, nan, 0.0]"
+    assert "d:hour" not in seen
+
+
+def test_large_ids_and_close_instants_stay_distinct_and_ordered() -> None:
+    for name in ("01_large_int64_ids", "02_timestamps_seconds_apart"):
+        table = pq.read_table(CASES / f"{name}.parquet")
+        target = next(c for c in table.column_names if c in ("flag", "late", "y"))
+        schema = TableSchema.infer(table, target)
+        features = schema.features(table)
+        for column in schema.columns:
+            if column.kind in ("numeric", "datetime"):
+                raw = table.column(column.name).to_pylist()
+                seen = features.values[features.names.index(column.name)]
+                assert isinstance(seen, np.ndarray)
+                assert len(np.unique(seen)) == len(set(raw))
+                assert np.array_equal(
+                    np.argsort(seen, kind="stable"), np.argsort(np.array(raw), kind="stable")
+                )
+
+
+def test_rows_are_taken_by_name_in_any_order_with_extras_and_casts() -> None:
+    table = mixed().drop_columns(["z"])
+    schema = TableSchema.infer(table, "y")
+    whole = schema.features(table)
+    turned = table.select(table.column_names[::-1]).append_column("extra", pa.array(range(table.num_rows)))
+    again = schema.features(turned)
+    assert again.names == whole.names
+    for ours, theirs in zip(whole.values, again.values, strict=True):
+        same = (
+            ours.equals(theirs)
+            if isinstance(ours, pa.Array)
+            else np.array_equal(ours, theirs, equal_nan=True)
+        )
+        assert same
+    text = {
+        "plan": [3, 3],
+        "since": ["2024-05-01", None],
+        "seen": ["2024-05-01T10:00:00", None],
+        "auto": ["TRUE", "0"],
+        "amount": ["1.5", None],
+        "count": ["2", "3"],
+    }
+    cast = schema.features(pa.table(text))
+    assert cast.values[cast.names.index("plan")].to_pylist() == ["3", "3"]  # type: ignore[union-attr]
+    assert cast.values[cast.names.index("auto")].tolist() == [1.0, 0.0]  # type: ignore[union-attr]
+    assert cast.values[cast.names.index("seen:hour")].tolist()[0] == 10.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("amount", ["a", "b"]),
+        ("amount", [1.0, float("inf")]),
+        ("auto", ["yes", "no"]),
+        ("since", ["soon", None]),
+        ("count", [1e400, 2]),
+    ],
+)
+def test_a_cell_that_does_not_fit_is_named_by_column_and_row(column: str, values: list[Any]) -> None:
+    table = mixed().drop_columns(["z"])
+    schema = TableSchema.infer(table, "y")
+    rows = table.slice(0, 2)
+    rows = rows.set_column(rows.column_names.index(column), column, pa.array(values))
+    with pytest.raises(InvalidRows) as refused:
+        schema.features(rows)
+    (fault,) = refused.value.errors
+    assert fault.field == column
+    assert "row" in fault.message
+
+
+def test_missing_columns_are_all_named() -> None:
+    schema = TableSchema.infer(mixed(), "y")
+    with pytest.raises(InvalidRows) as refused:
+        schema.features(pa.table({"plan": ["x"], "z": [1.0], "amount": [1.0]}))
+    assert {fault.field for fault in refused.value.errors} == {"since", "seen", "auto", "count"}
+
+
+def test_a_table_without_a_feature_is_refused() -> None:
+    with pytest.raises(InvalidTable):
+        TableSchema.infer(pa.table({"y": [1, 2]}), "y")
+
+
+words = st.text(min_size=1, max_size=8).filter(lambda name: name.strip() == name)
+names = st.lists(words, min_size=1, max_size=5, unique=True)
+
+
+@given(names, st.randoms())
+def test_a_schema_survives_json_and_column_order(columns: list[str], random: Any) -> None:
+    makers = [
+        lambda: [1, None],
+        lambda: [0.5, 2.0],
+        lambda: ["a", None],
+        lambda: [True, False],
+        lambda: [dt.date(2020, 1, 1), None],
+    ]
+    table = pa.table({**{name: random.choice(makers)() for name in columns}, "the target": [0, 1]})
+    schema = TableSchema.infer(table, "the target")
+    again = TableSchema.decode(schema.encode())
+    assert again == schema
+    order = list(table.column_names)
+    random.shuffle(order)
+    assert again.features(table.select(order)).names == schema.features(table).names
+
+
+def test_features_are_cut_joined_and_framed() -> None:
+    features = TableSchema.infer(mixed(), "y").features(mixed())
+    parts = Features.concat(
+        [features.take(slice(0, 5)), features.take([7, 6]), features.take(slice(139, 200))]
+    )
+    assert parts.rows == 8
+    frame = parts.to_frame()
+    assert list(frame.columns) == list(features.names)
+    assert frame["amount"].dtype == np.float64
+    assert frame["plan"].dtype == object
+    assert all(isinstance(v, str) or np.isnan(v) for v in frame["plan"])
+
+
+def test_one_row_is_cheap() -> None:
+    table = pa.table({f"c{i}": [float(i), 1.0] for i in range(30)} | {"y": [0, 1]})
+    schema = TableSchema.infer(table, "y")
+    row = table.slice(0, 1).combine_chunks()
+    schema.features(row)
+    began = time.perf_counter()
+    for _ in range(200):
+        schema.features(row)
+    assert schema.features(row).rows == 1
+    assert time.perf_counter() - began < 10  # a bound against a hang, not a measurement
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "expected", "label_type", "classes"),
+    [
+        ([1, 0, 1], None, "classification", "int", (0, 1)),
+        ([1.0, 0.0, 1.0], None, "classification", "float", (0.0, 1.0)),
+        ([True, False, True], None, "classification", "bool", (False, True)),
+        (["7", "007", "7"], None, "classification", "text", ("007", "7")),
+        ([1.5, 2.25, 3.0], None, "regression", "float", ()),
+        (list(range(11)), None, "regression", "float", ()),
+        (list(range(11)), "classification", "classification", "int", tuple(range(11))),
+        ([1, 0, 1], "regression", "regression", "float", ()),
+        (["a", "a", "a"], None, "classification", "text", ("a",)),
+    ],
+)
+def test_a_target_tells_its_task_and_keeps_its_labels(
+    values: list[Any], task: str | None, expected: str, label_type: str, classes: tuple[Any, ...]
+) -> None:
+    column = pa.chunked_array([pa.array(values)])
+    target = Target.infer(column, "y", task)
+    assert (target.task, target.classes) == (expected, classes)
+    assert list(map(type, target.classes)) == list(map(type, classes))
+    again = Target.decode(target.encode())
+    assert again == target
+    if expected == "classification":
+        assert target.label_type == label_type
+        assert again.labels(target.encode_labels(column)) == values
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "says"),
+    [
+        (["a", None], None, "2"),
+        ([1.0, float("inf")], "regression", "inf"),
+        ([i + 0.5 for i in range(60)], "classification", "regression"),
+        (["a", "b"], "regression", "classification"),
+    ],
+)
+def test_an_unusable_target_is_refused_with_advice(values: list[Any], task: str | None, says: str) -> None:
+    with pytest.raises(InvalidTarget, match=says) as refused:
+        Target.infer(pa.chunked_array([pa.array(values)]), "y", task)
+    assert refused.value.errors[0].field == "y"
+
+
+def test_a_missing_target_lists_the_columns_and_an_unknown_task_is_refused() -> None:
+    with pytest.raises(InvalidTarget, match="'b'"):
+        take_target(pa.table({"a": [1], "b": [2]}), "c")
+    with pytest.raises(InvalidRequest):
+        Target.infer(pa.chunked_array([pa.array([1])]), "y", "ranking")
+
+
+def test_canonical_files_are_deterministic_and_checked(tmp_path: Path) -> None:
+    table = mixed()
+    chunked = pa.concat_tables([table.slice(0, 7), table.slice(7)])
+    digest = write_canonical(table, tmp_path / "a")
+    assert write_canonical(chunked, tmp_path / "b") == digest
+    assert read_canonical(tmp_path / "a", digest).equals(table.combine_chunks())
+    data = bytearray((tmp_path / "a").read_bytes())
+    data[50] ^= 1
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(InternalError, match="digest"):
+        read_canonical(tmp_path / "a", digest)
