@@ -95,7 +95,7 @@ def test_an_error_is_one_line_and_a_status(stack: Stack, folder: Path) -> None:
             stack.url,
             "predict",
             "never-fitted",
-            "new_customers.csv",
+            "examples/new_customers.csv",
         ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -70,14 +70,14 @@ def test_restarted_stack_finds_its_datasets_and_answers_without_a_refit(
         ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_stopped_in_mid_fit_the_job_goes_on_after_the_next_start(
     private_stack: StartStack, tmp_path: Path, number: signal.Signals
 ) -> None:
     stack = private_stack()
     with Service(stack.url) as service:
         submitted = service.submit(
-            numeric(rows=1500, columns=20), "slow", options='{"n_estimators": 32}'
+            numeric(rows=1000, columns=20), "slow", options='{"n_estimators": 32}'
         ).json()
         wait_until(lambda: service.job(submitted["id"])["phase"] == "encoding", "encoding")
     everything = children_of(stack.pid)
@@ -98,7 +98,7 @@ def test_killed_fit_child_the_job_ends_succeeded_once(private_stack: StartStack,
     stack = private_stack()
     with Service(stack.url) as service:
         submitted = service.submit(
-            numeric(rows=1200, columns=20), "slow", options='{"n_estimators": 32}'
+            numeric(rows=900, columns=20), "slow", options='{"n_estimators": 32}'
         ).json()
         wait_until(lambda: service.job(submitted["id"])["phase"] == "encoding", "encoding")
         parent = process_of(stack, "fit_workers")
