@@ -13,6 +13,7 @@ from celery import Celery, signals
 from celery.exceptions import SecurityWarning
 
 from common import logs
+from common.names import new_id
 from common.process import die_with_parent
 from common.settings import Settings
 from common.wake import TASK, celery_config
@@ -40,7 +41,8 @@ def make_app(settings: Settings, name: str) -> Celery:
         task_soft_time_limit=settings.fit_time_limit_s,
         task_time_limit=settings.fit_time_limit_s + HARD_AFTER_S,
     )
-    keeper = Keeper(settings, name, app)
+    holder = f"{name}:{new_id()}"
+    keeper = Keeper(settings, name, holder, app)
 
     @app.task(name=TASK)  # type: ignore[untyped-decorator]  # Celery has no types
     def wake(queue: str, **_: Any) -> None:
@@ -48,7 +50,7 @@ def make_app(settings: Settings, name: str) -> Celery:
         from fit_workers.fit import fit_next
 
         try:
-            fit_next(name, queue)
+            fit_next(name, holder, queue)
         except SoftTimeLimitExceeded:
             log.warning("a fit passed its time limit outside of its job", queue=queue)
 

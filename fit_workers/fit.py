@@ -57,10 +57,10 @@ def warm_up(name: str) -> None:
     worker.parser.start()
 
 
-def fit_next(name: str, queue: str) -> None:
+def fit_next(name: str, holder: str, queue: str) -> None:
     """Claim the next job of a queue and run it to its end; returns at once when nobody waits."""
     worker = _worker(name)
-    claim = worker.catalogue.jobs.claim(queue, name, os.getpid(), new_id())
+    claim = worker.catalogue.jobs.claim(queue, name, os.getpid(), new_id(), holder)
     if claim is None:
         return
     try:
@@ -68,7 +68,7 @@ def fit_next(name: str, queue: str) -> None:
     finally:
         # The parent renews the lease while this process lives and holds the claim: let go of it, or die.
         try:
-            worker.catalogue.jobs.let_go(name, claim.token)
+            worker.catalogue.jobs.let_go(holder, claim.token)
         except CatalogueUnavailable:
             log.warning(
                 "the claim can't be let go; this process ends, its parent sees to the job", job=claim.job.id

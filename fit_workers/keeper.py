@@ -46,9 +46,11 @@ def child_state(pid: int) -> str:
 class Keeper:
     """One thread in the parent."""
 
-    def __init__(self, settings: Settings, name: str, app: Celery) -> None:
+    def __init__(self, settings: Settings, name: str, holder: str, app: Celery) -> None:
+        """`holder` is this life of the worker; the name may have lived before."""
         self._settings = settings
         self._name = name
+        self._holder = holder
         self._app = app
         self._catalogue = Catalogue.connect(settings)
         self._stop = threading.Event()
@@ -104,7 +106,7 @@ class Keeper:
             self._stop.wait(LOOK_S)
 
     def _held(self) -> tuple[str, str, int] | None:
-        held = self._catalogue.jobs.held_by(self._name)
+        held = self._catalogue.jobs.held_by(self._holder)
         return None if held is None or held[1] == self._ended_token else held
 
     def _keep_lease(self) -> None:

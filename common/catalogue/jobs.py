@@ -128,9 +128,13 @@ class Jobs:
             raise Conflict(f"the job has already {job.state}")
         return self.get(tenant, job_id)
 
-    def claim(self, queue: str, worker: str, pid: int, token: str) -> Claim | None:
-        """Give the next job of a queue to a worker, with a lease; None when nobody waits."""
-        flat = self._scripts.run("claim", queue, worker, pid, token, self._lease_ms)
+    def claim(self, queue: str, worker: str, pid: int, token: str, holder: str = "") -> Claim | None:
+        """Give the next job of a queue to a worker, with a lease; None when nobody waits.
+
+        `holder` is one life of that worker: after a restart the same name, and even the same process id, may be there
+        again, and must not keep the lease of a job that died with the life before.
+        """
+        flat = self._scripts.run("claim", queue, worker, holder or worker, pid, token, self._lease_ms)
         return Claim(Job.decode(pairs(flat)), token) if flat else None
 
     def renew(self, job_id: str, token: str) -> bool:
@@ -186,15 +190,15 @@ class Jobs:
             self._client.zrangebyscore(f"{self._prefix}running", "-inf", f"({now_ms}", start=0, num=100)
         )
 
-    def let_go(self, worker: str, token: str) -> None:
-        """The worker's child no longer works on this claim: its lease is not renewed any more."""
-        held = self.held_by(worker)
+    def let_go(self, holder: str, token: str) -> None:
+        """The holder's child no longer works on this claim: its lease is not renewed any more."""
+        held = self.held_by(holder)
         if held is not None and held[1] == token:
-            self._client.delete(f"{self._prefix}holds:{worker}")
+            self._client.delete(f"{self._prefix}holds:{holder}")
 
-    def held_by(self, worker: str) -> tuple[str, str, int] | None:
-        """Job, token and process id of the claim that a worker's child works on."""
-        held = self._client.get(f"{self._prefix}holds:{worker}")
+    def held_by(self, holder: str) -> tuple[str, str, int] | None:
+        """Job, token and process id of the claim that a holder's child works on."""
+        held = self._client.get(f"{self._prefix}holds:{holder}")
         if not held:
             return None
         job_id, token, pid = str(held).split(" ")

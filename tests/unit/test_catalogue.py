@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,42 @@ def test_an_expired_lease_can_not_publish_and_goes_back_to_the_queue(
     assert catalogue.jobs.get("default", claim.job.id).state is JobState.QUEUED
 
 
+def test_a_renewed_lease_lasts_from_now_on(
+    catalogue: Catalogue, client: Any, claimed: Callable[..., Claim], settings: Settings
+) -> None:
+    claim = claimed()
+    client.zadd("tabrelay:running", {claim.job.id: 1})
+    before = time.time() * 1000
+    assert catalogue.jobs.renew(claim.job.id, claim.token)
+    assert client.zscore("tabrelay:running", claim.job.id) >= before + settings.lease_s * 1000 - 50
+    assert not catalogue.jobs.renew(claim.job.id, new_id())
+    catalogue.jobs.publish(claim, version_of(claim), {})
+    assert not catalogue.jobs.renew(claim.job.id, claim.token)
+
+
+def test_a_stranger_can_neither_hand_back_nor_release_a_living_claim(
+    catalogue: Catalogue, claimed: Callable[..., Claim]
+) -> None:
+    claim = claimed()
+    assert catalogue.jobs.hand_back(claim.job.id, new_id()) == ""
+    assert catalogue.jobs.release_dead(claim.job.id, new_id()) == ""
+    assert catalogue.jobs.get("default", claim.job.id).state is JobState.RUNNING
+    catalogue.jobs.publish(claim, version_of(claim), {})
+    assert catalogue.jobs.hand_back(claim.job.id, claim.token) == ""
+    assert catalogue.jobs.release_dead(claim.job.id, claim.token) == ""
+    assert catalogue.jobs.get("default", claim.job.id).state is JobState.SUCCEEDED
+
+
+def test_a_cancelled_job_whose_worker_dies_ends_cancelled_and_is_not_tried_again(
+    catalogue: Catalogue, claimed: Callable[..., Claim]
+) -> None:
+    claim = claimed()
+    catalogue.jobs.cancel("default", claim.job.id)
+    catalogue.jobs.release_dead(claim.job.id, claim.token)
+    assert catalogue.jobs.claim(QUEUE, "w", 1, new_id()) is None
+    assert catalogue.jobs.get("default", claim.job.id).state is JobState.CANCELLED
+
+
 def test_a_living_lease_is_not_taken_without_its_token(
     catalogue: Catalogue, client: Any, claimed: Callable[..., Claim]
 ) -> None:
@@ -203,6 +240,18 @@ def test_a_job_handed_back_stands_first_and_its_attempt_does_not_count(
     assert again is not None
     assert (again.job.id, again.job.attempt) == (claim.job.id, 1)
     assert catalogue.jobs.position(other) == 1
+
+
+def test_a_restarted_worker_does_not_hold_what_its_life_before_claimed(catalogue: Catalogue) -> None:
+    catalogue.jobs.submit(new())
+    claim = catalogue.jobs.claim(QUEUE, "fit-0", 7, "token", "fit-0:first")
+    assert claim is not None
+    assert catalogue.jobs.held_by("fit-0:first") == (claim.job.id, "token", 7)
+    assert catalogue.jobs.held_by("fit-0:second") is None
+    catalogue.jobs.let_go("fit-0:first", "another")
+    assert catalogue.jobs.held_by("fit-0:first") is not None
+    catalogue.jobs.let_go("fit-0:first", "token")
+    assert catalogue.jobs.held_by("fit-0:first") is None
 
 
 def test_a_slower_older_fit_never_takes_the_pointer_back(

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from common.settings import Settings, UnknownSetting, reference
+from predict_workers.batcher import LEAST_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +29,13 @@ def test_settings_are_frozen_and_checked() -> None:
         Settings(lease_s=-1)
     with pytest.raises(ValidationError):
         Settings().lease_s = 4  # type: ignore[misc]  # that it is refused is the test
+
+
+def test_a_forward_has_room_for_two_pieces_that_keep_the_last_bit() -> None:
+    """With less room, a request of LEAST_ROWS or more would be cut into forwards of fewer rows."""
+    with pytest.raises(ValidationError):
+        Settings(rows_per_forward=2 * LEAST_ROWS - 2)
+    assert Settings(rows_per_forward=2 * LEAST_ROWS).rows_per_forward == 2 * LEAST_ROWS
 
 
 def test_the_configuration_page_is_generated_from_the_settings() -> None:

@@ -1,7 +1,7 @@
 -- Give the next waiting job of a queue to a worker: fair turns between tenants.
--- ARGV: prefix, queue, worker, pid, token, lease in ms
+-- ARGV: prefix, queue, worker, holder (one life of that worker), pid, token, lease in ms
 -- Returns the job's hash as a flat list, or nil when nobody waits.
-local queue, worker, pid, token, lease_ms = ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
+local queue, worker, holder, pid, token, lease_ms = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7])
 local turns = key('turns', queue)
 
 for _ = 1, 10000 do
@@ -23,7 +23,7 @@ for _ = 1, 10000 do
       redis.call('HSET', hash, 'state', 'running', 'phase', 'loading', 'fraction', 0, 'worker', worker, 'pid', pid,
         'token', token, 'started_ms', int(now), 'phase_ms', int(now))
       redis.call('ZADD', key('running'), now + lease_ms, job)
-      redis.call('SET', key('holds', worker), job .. ' ' .. token .. ' ' .. pid)
+      redis.call('SET', key('holds', holder), job .. ' ' .. token .. ' ' .. pid, 'EX', 172800)
       changed(tenant, redis.call('HGET', hash, 'dataset'))
       return redis.call('HGETALL', hash)
     end
