@@ -109,6 +109,21 @@ class Service:
         return self.http.post(path, content=as_arrow(rows), headers={"content-type": ARROW}, params=query)
 
 
+def check_problem(
+    response: httpx.Response, status: int, code: str, field: str | None = None, says: str = ""
+) -> None:
+    """The response is this problem, told as a problem is, and names the field."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert (problem["status"], problem["code"]) == (status, code), problem
+    assert problem["request_id"] == response.headers["x-request-id"]
+    assert "Traceback" not in response.text
+    if field is not None:
+        assert field in [fault["field"] for fault in problem["errors"]], problem
+    assert says in response.text, problem
+
+
 def as_arrow(table: pa.Table) -> bytes:
     """An Arrow IPC stream."""
     sink = pa.BufferOutputStream()
