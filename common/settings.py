@@ -121,7 +121,7 @@ class Settings(BaseSettings):
     host_tier_bytes: int = Field(4 * GIB, ge=0, description="Bytes of contexts that the host tier keeps.")
     max_in_flight: int = Field(256, ge=1, description="Predicts that a predict worker holds at once.")
     max_rows_in_flight: int = Field(400_000, ge=1, description="Rows that a predict worker holds at once.")
-    rows_per_forward: int = Field(256, ge=4, description="Most rows that one forward takes.")
+    rows_per_forward: int = Field(256, ge=8, description="Most rows that one forward takes.")
     heartbeat_s: float = Field(1.0, gt=0, description="How often a worker registers.")
     worker_ttl_s: float = Field(5.0, gt=0, description="A worker not heard of for this long is gone.")
 

@@ -27,6 +27,7 @@ from common.errors import (
     StorageFull,
     TabrelayError,
 )
+from common.files import bury
 from common.models.protocol import ModelSpec, TrainingTable
 from common.models.registry import check_table
 from common.names import new_id
@@ -127,6 +128,7 @@ class FitRun:
         self._log.info("job cancelled" if isinstance(error, Cancelled) else "job failed", code=error.code)
         if self._job.upload is not None:
             self._worker.folder.upload(self._job.upload.id).unlink(missing_ok=True)
+        bury(self._worker.folder, self._worker.catalogue, self._job.tenant)
 
     def _fit(self) -> None:
         began = time.monotonic()
@@ -220,8 +222,7 @@ class FitRun:
             key = self._key(spec, job, parsed.target)
             place = worker.folder.table(job.tenant, job.table)
             with worker.folder.locked(job.tenant):
-                if not place.exists():
-                    os.link(parsed.path, place)
+                os.replace(parsed.path, place)
                 worker.catalogue.jobs.adopt(
                     self._claim,
                     job.table,

@@ -173,8 +173,7 @@ class FitService:
         place = self._folder.table(request.tenant, parsed.table_digest)
         with self._folder.locked(request.tenant):
             known = place.exists()
-            if not known:
-                os.link(parsed.path, place)
+            os.replace(parsed.path, place)  # also where one lies: ours is whole, that one may have rotted
             try:
                 return self._catalogue.jobs.submit(
                     new, idempotency_key=request.idempotency_key, fingerprint=f"{dataset}/{key}"

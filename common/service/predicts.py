@@ -83,6 +83,8 @@ class PredictService:
     @staticmethod
     def _output(request: PredictRequest, version: Version) -> str:
         allowed = OUTPUTS[version.task]
+        if request.quantiles and "quantiles" not in allowed:
+            raise _wrong("quantiles", f"are answers of a regression; this dataset is a {version.task}")
         output = request.output or ("quantiles" if request.quantiles else allowed[0])
         if output not in allowed:
             raise _wrong("output", f"must be one of {', '.join(allowed)} for {version.task}")

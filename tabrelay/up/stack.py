@@ -98,6 +98,7 @@ def _run(options: StackOptions) -> int:
     data = data_folder(settings.data)
     try:
         with _reserved(options.host, options.port) as api, locked(data, output.say) as lock:
+            _sweep(data)
             children = _children(options, settings, api, output)
             supervisor = Supervisor(
                 children, output=output, on_ready=lambda: _announce(f"http://{api}"), pass_fds=(lock,)
@@ -107,6 +108,15 @@ def _run(options: StackOptions) -> int:
             return status
     finally:
         output.flush()
+
+
+def _sweep(data: Path) -> None:
+    """Remove what killed processes were writing; with the folder's lock held, nobody writes there now."""
+    for left in [*data.glob("contexts/*/.tmp-*"), *data.glob("uploads/.*")]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def _tidy(settings: Settings) -> None:
