@@ -225,7 +225,7 @@ def check_killed_container(stack: Stack, answer: Any) -> None:
 
 def check_lost_fit(stack: Stack) -> None:
     """A job whose fit worker dies in the middle is fitted by the one that is started in its place."""
-    csv, _, _ = table(12_000, seed=3)
+    csv, _, _ = table(5_000, seed=3)
     job = stack.fit("large", csv, "churned")
     until(
         lambda: stack.job(job)["phase"] in ("preprocessing", "encoding", "writing"), 60, "the fit's beginning"
