@@ -6,6 +6,7 @@ import io
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 ARROW = "application/vnd.apache.arrow.stream"
 
 
-def wait_until(holds: Callable[[], Any], what: str, within_s: float = 30.0) -> Any:
+def wait_until(holds: Callable[[], Any], what: str, within_s: float = 30.0, every_s: float = 0.05) -> Any:
     """What `holds` returns once it is true; fails in words."""
     ends = time.monotonic() + within_s
     while True:
@@ -26,7 +27,7 @@ def wait_until(holds: Callable[[], Any], what: str, within_s: float = 30.0) -> A
             return found
         if time.monotonic() > ends:
             raise AssertionError(f"not within {within_s:g} s: {what}")
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 def children_of(pid: int) -> dict[int, str]:
@@ -53,8 +54,9 @@ def children_of(pid: int) -> dict[int, str]:
 class Service:
     """The HTTP API of a running stack."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, log: Path | None = None) -> None:
         self.url = url
+        self.log = log
         self.http = httpx.Client(base_url=url, timeout=120)
 
     def __enter__(self) -> Service:
@@ -93,7 +95,7 @@ class Service:
             job = self.job(job_id)
             return job if job["state"] in ended else None
 
-        return dict(wait_until(look, f"the end of job {job_id}", within_s))
+        return dict(wait_until(look, f"the end of job {job_id}", within_s, 0.1))
 
     def predict(self, dataset: str, rows: pa.Table | dict[str, Any], **query: Any) -> dict[str, Any]:
         """The answer to rows sent as Arrow, or as JSON when they are an object."""
