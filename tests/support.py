@@ -6,7 +6,6 @@ import io
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 ARROW = "application/vnd.apache.arrow.stream"
 
 
-def wait_until(holds: Callable[[], Any], what: str, within_s: float = 30.0, every_s: float = 0.05) -> Any:
+def wait_until(holds: Callable[[], Any], what: str, within_s: float = 30.0) -> Any:
     """What `holds` returns once it is true; fails in words."""
     ends = time.monotonic() + within_s
     while True:
@@ -27,7 +26,7 @@ def wait_until(holds: Callable[[], Any], what: str, within_s: float = 30.0, ever
             return found
         if time.monotonic() > ends:
             raise AssertionError(f"not within {within_s:g} s: {what}")
-        time.sleep(every_s)
+        time.sleep(0.05)
 
 
 def children_of(pid: int) -> dict[int, str]:
@@ -54,9 +53,8 @@ def children_of(pid: int) -> dict[int, str]:
 class Service:
     """The HTTP API of a running stack."""
 
-    def __init__(self, url: str, log: Path | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.log = log
         self.http = httpx.Client(base_url=url, timeout=120)
 
     def __enter__(self) -> Service:
@@ -95,7 +93,7 @@ class Service:
             job = self.job(job_id)
             return job if job["state"] in ended else None
 
-        return dict(wait_until(look, f"the end of job {job_id}", within_s, 0.1))
+        return dict(wait_until(look, f"the end of job {job_id}", within_s))
 
     def predict(self, dataset: str, rows: pa.Table | dict[str, Any], **query: Any) -> dict[str, Any]:
         """The answer to rows sent as Arrow, or as JSON when they are an object."""

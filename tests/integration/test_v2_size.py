@@ -48,7 +48,7 @@ def test_a_model_of_v2_s_size_fits_and_answers_as_the_library(
         answers = [service.predict("v2", rows.slice(0, size)) for size in sizes]
         warm = [service.predict("v2", rows.slice(0, 1))["timings_ms"]["total"] for _ in range(10)]
         peaks = {
-            f"{command.split('-m ')[-1].split()[0]} {pid}": peak_mib(pid)
+            command.split("-m ")[-1].split()[0]: peak_mib(pid)
             for pid, command in children_of(stack.pid).items()
             if " -m " in command
         }
