@@ -107,9 +107,7 @@ def test_killed_fit_child_the_job_ends_succeeded_once(private_stack: StartStack,
         job = service.end_of(submitted["id"], 150)
         assert (job["state"], job["attempt"]) == ("succeeded", 2)
         assert len(service.http.get("/v1/datasets/slow").json()["versions"]) == 1
-    assert leftovers(tmp_path / "data") == [] or all(
-        name.startswith(".tmp-") for name in leftovers(tmp_path / "data")
-    )
+    assert leftovers(tmp_path / "data") == []
 
 
 @pytest.fixture
