@@ -24,6 +24,7 @@ for _ = 1, 10000 do
         'token', token, 'started_ms', int(now), 'phase_ms', int(now))
       redis.call('ZADD', key('running'), now + lease_ms, job)
       redis.call('SET', key('holds', holder), job .. ' ' .. token .. ' ' .. pid, 'EX', 172800)
+      event(job)
       changed(tenant, redis.call('HGET', hash, 'dataset'))
       return redis.call('HGETALL', hash)
     end

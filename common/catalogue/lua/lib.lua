@@ -1,6 +1,8 @@
 -- Put before every script: names, time, and the few moves that several scripts share.
 -- ARGV[1] is the key prefix of the deployment.
 local P = ARGV[1]
+-- A job's event stream: entries kept, and seconds after its last one.
+local EVENTS_KEPT, EVENTS_TTL_S = 256, 259200
 
 local function key(...)
   return P .. table.concat({ ... }, ':')
@@ -51,6 +53,15 @@ local function enqueue(job, tenant, queue, at_head)
   redis.call('ZADD', key('queued', queue), at_head and 0 or now_ms(), job)
 end
 
+-- Append what a job looks like now to its capped event stream; the entry's id is Redis' own time.
+local function event(job)
+  local f = redis.call('HMGET', key('job', job), 'state', 'phase', 'fraction', 'attempt')
+  local events = key('events', job)
+  redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', 'state', f[1], 'phase', f[2] or '', 'fraction', f[3] or '0',
+    'attempt', f[4] or '0')
+  redis.call('EXPIRE', events, EVENTS_TTL_S)
+end
+
 -- End a job in `state`; extra is a flat list of field, value.
 local function finish(job, state, extra)
   local hash = key('job', job)
@@ -60,6 +71,7 @@ local function finish(job, state, extra)
   redis.call('ZREM', key('queued', f[3]), job)
   redis.call('SREM', key('pending', f[1], f[2]), job)
   unrefer(f[1], 'table', f[4], 'job/' .. job)
+  event(job)
   changed(f[1], f[2])
 end
 

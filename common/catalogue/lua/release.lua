@@ -35,5 +35,6 @@ end
 redis.call('HSET', hash, 'state', 'queued', 'token', '', 'phase', '', 'fraction', 0)
 redis.call('ZREM', key('running'), job)
 enqueue(job, f[5], f[6], handback)
+event(job)
 changed(f[5], redis.call('HGET', hash, 'dataset'))
 return f[6]

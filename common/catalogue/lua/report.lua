@@ -11,6 +11,7 @@ if f[3] ~= phase then
   redis.call('HSET', hash, 'phase_ms', int(now_ms()))
 end
 redis.call('HSET', hash, 'phase', phase, 'fraction', fraction, unpack(ARGV, 6))
+event(job)
 if f[4] == '1' then
   return 'cancel'
 end

@@ -65,7 +65,7 @@ if over > 0 then
   for _, old in ipairs(redis.call('ZRANGE', key('jobs', tenant), 0, math.min(over, 16) - 1)) do
     local state = redis.call('HGET', key('job', old), 'state')
     if state ~= 'queued' and state ~= 'running' then
-      redis.call('DEL', key('job', old))
+      redis.call('DEL', key('job', old), key('events', old))
       redis.call('ZREM', key('jobs', tenant), old)
     end
   end
