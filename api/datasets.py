@@ -60,4 +60,5 @@ def _in_full(entry: Dataset) -> dict[str, object]:
         tiers[version.context] = [
             tier for tier, path in zip(("disk", "host"), places, strict=False) if path.exists()
         ]
-    return views.dataset_in_full(entry, services().snapshot.workers, tiers)
+    pending = services().catalogue.jobs.pending(entry.tenant, entry.name) if entry.pending else []
+    return views.dataset_in_full(entry, services().snapshot.workers, tiers, pending)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +24,20 @@ blueprint = Blueprint("fits", __name__, url_prefix="/v1")
 
 #: Seconds after which a client should look at a job again.
 POLL_S = 1
-_FIELDS = ("dataset", "target", "model", "task", "options", "encoding")
+_FIELDS = ("dataset", "target", "model", "task", "options", "encoding", "priority", "deadline_s", "ttl_s")
 
 
 @blueprint.post("/fits")
 @documented(
     "fits",
     {"200": schemas.Job, "202": schemas.Job},
-    ("400", "413", "415", "422", "429", "503", "507"),
+    ("400", "409", "413", "415", "422", "429", "503", "507"),
     json=schemas.Fit,
 )
 def submit() -> Response:
     """Queue a fit; 202 with the job, or 200 with the finished one when the same is already current."""
-    kind = request.mimetype
-    if kind == "multipart/form-data":
-        fit = _multipart()
-    elif kind == "application/json":
-        path = body_to_file(services().settings.max_inline_parse_bytes)
-        fit = FitRequest(tenant(), path, "json", idempotency_key=_idempotency_key())
-    else:
-        raise UnsupportedMediaType(
-            f"{kind or 'no content type'} is not accepted here; send multipart/form-data with a `file`, or application/json"
-        )
+    with receiving():
+        fit = _received()
     submitted = services().fits.submit(fit)
     job = submitted.job
     wait_s = prefer_wait_s(services().settings.max_wait_s)
@@ -51,6 +45,31 @@ def submit() -> Response:
         job = services().fits.wait(tenant(), job.id, wait_s)
     done = job.state is JobState.SUCCEEDED
     return _job_answer(job, 200 if done else 202)
+
+
+@contextmanager
+def receiving() -> Iterator[None]:
+    """Room for the body while it comes in; one that does not tell its length may be as long as any."""
+    held = services()
+    size = request.content_length
+    size = held.settings.max_upload_bytes if size is None else min(size, held.settings.max_upload_bytes)
+    held.uploads.take(size)
+    try:
+        yield
+    finally:
+        held.uploads.give_back(size)
+
+
+def _received() -> FitRequest:
+    kind = request.mimetype
+    if kind == "multipart/form-data":
+        return _multipart()
+    if kind == "application/json":
+        path = body_to_file(services().settings.max_inline_parse_bytes)
+        return FitRequest(tenant(), path, "json", idempotency_key=_idempotency_key())
+    raise UnsupportedMediaType(
+        f"{kind or 'no content type'} is not accepted here; send multipart/form-data with a `file`, or application/json"
+    )
 
 
 @blueprint.get("/jobs")
@@ -86,7 +105,22 @@ def job(job_id: str) -> Response:
 @documented("fits", {"200": schemas.Job}, ("404", "409", "503"))
 def cancel(job_id: str) -> Response:
     """Cancel a job: at once while it waits, at the model's next block while it runs."""
-    return _job_answer(services().catalogue.jobs.cancel(tenant(), job_id), 200)
+    return _job_answer(services().fits.cancel(tenant(), job_id), 200)
+
+
+@blueprint.post("/jobs/<job_id>/retry")
+@documented("fits", {"202": schemas.Job}, ("404", "409", "429", "503"))
+def retry(job_id: str) -> Response:
+    """Fit a failed or cancelled job's table once more, as a new job."""
+    return _job_answer(services().refits.retry(tenant(), job_id).job, 202)
+
+
+@blueprint.get("/dead-letters")
+@documented("fits", {"200": schemas.Jobs}, ("503",))
+def dead_letters() -> Response:
+    """Jobs that failed because their worker died each time, newest first; their tables are kept for a retry."""
+    found = services().catalogue.jobs.dead(tenant())
+    return answer({"jobs": [views.job(job) for job in found], "next": None})
 
 
 def _job_answer(job: Job, status: int) -> Response:
@@ -132,6 +166,9 @@ def _multipart() -> FitRequest:
         task=form.get("task") or None,
         options=_options(form.get("options")),
         encoding=form.get("encoding") or None,
+        priority=form.get("priority") or None,
+        deadline_s=form.get("deadline_s") or None,
+        ttl_s=form.get("ttl_s") or None,
         idempotency_key=_idempotency_key(),
     )
 

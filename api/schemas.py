@@ -44,6 +44,15 @@ class Fit(Shown):
         default=None, description="classification or regression; told by the target when not given"
     )
     options: dict[str, Any] | None = Field(default=None, examples=[{"n_estimators": 8, "seed": 42}])
+    priority: str | None = Field(default=None, description="interactive (when not given) or batch")
+    deadline_s: float | None = Field(
+        default=None,
+        description="the job fails with `timeout` this long after its submission",
+        examples=[600],
+    )
+    ttl_s: float | None = Field(
+        default=None, description="the dataset is deleted this long after its latest fit", examples=[86400]
+    )
 
 
 class Job(Shown):

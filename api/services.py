@@ -10,6 +10,7 @@ from celery import Celery
 from flask import current_app
 
 from common import logs
+from common.admission import UploadRoom
 from common.catalogue import Catalogue
 from common.files import DataFolder
 from common.models.protocol import Prediction
@@ -20,6 +21,7 @@ from common.relay.wire import Answer, encode_rows
 from common.service.datasets import DatasetService
 from common.service.fits import FitService
 from common.service.predicts import PredictService
+from common.service.refits import RefitService
 from common.settings import Settings
 from common.tables.child import ParserChild
 from common.tables.json_reader import table_from_json
@@ -42,7 +44,9 @@ class Services:
     snapshot: RoutingSnapshot
     folder: DataFolder
     fits: FitService
+    refits: RefitService
     predicts: PredictService
+    uploads: UploadRoom
     datasets: DatasetService
 
     @classmethod
@@ -63,6 +67,7 @@ class Services:
             except Exception as error:  # kombu raises what its transport raises; the job is already accepted
                 log.warning("a wake-up was not sent; the janitor will", queue=queue, error=str(error))
 
+        refits = RefitService(catalogue, registry, settings, wake)
         warm_up()
         snapshot.start()
         parser.start()
@@ -74,7 +79,9 @@ class Services:
             snapshot=snapshot,
             folder=DataFolder(settings),
             fits=FitService(catalogue, registry, parser, settings, wake),
-            predicts=PredictService(snapshot, Relay(snapshot), settings),
+            refits=refits,
+            predicts=PredictService(snapshot, Relay(snapshot), refits, settings),
+            uploads=UploadRoom(settings.max_upload_bytes_in_flight),
             datasets=DatasetService(catalogue, settings),
         )
 

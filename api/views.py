@@ -56,7 +56,13 @@ def job(job: Job, position: int | None = None) -> dict[str, Any]:
         "rows": job.rows or None,
         "columns": job.columns or None,
         "queue": job.queue,
+        "priority": job.priority,
         "queue_position": position,
+        "waits_for": job.leader or None,
+        "deadline_at": when(job.deadline_ms),
+        "ttl_s": job.ttl_s or None,
+        "reason": job.reason or None,
+        "retry_of": job.retry_of or None,
         "eta_s": eta_s(job, int(time.time() * 1000)),
         "attempt": job.attempt,
         "cancel_requested": job.cancel and not job.state.ended,
@@ -90,14 +96,21 @@ def dataset(entry: Dataset) -> dict[str, Any]:
 
 
 def dataset_in_full(
-    entry: Dataset, workers: Sequence[PredictWorker], tiers: Mapping[str, Sequence[str]]
+    entry: Dataset,
+    workers: Sequence[PredictWorker],
+    tiers: Mapping[str, Sequence[str]],
+    pending: Sequence[Job] = (),
 ) -> dict[str, Any]:
-    """A dataset with its versions, and where each context is; `tiers` by context digest."""
+    """A dataset with its versions, where each context is (`tiers` by context digest) and the jobs on their way."""
     current = entry.versions[entry.current]
     return {
         **dataset(entry),
         "target": current.target,
         "schema": current.schema,
+        "jobs": [
+            {"id": job.id, "state": str(job.state), "version": job.version, "reason": job.reason or None}
+            for job in pending
+        ],
         "versions": [_version(version, workers, tiers) for _, version in sorted(entry.versions.items())],
     }
 
@@ -118,6 +131,7 @@ def _version(
         "job": version.job,
         "fit_s": version.fit_s,
         "created_at": when(version.created_ms),
+        "options": dict(version.options),
         "tiers": list(tiers.get(version.context, ())),
         "resident_on": held,
     }

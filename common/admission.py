@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from common.errors import Overloaded
 from common.models.protocol import ModelSpec
 
 #: CPU seconds a cell and ensemble member, one thread, measured with 200 x 10 to 5,000 x 50 tables and 8 members.
@@ -20,3 +23,44 @@ def estimate_fit_s(spec: ModelSpec, rows: int, columns: int, options: Mapping[st
     members = int(options.get("n_estimators", 8))
     per_cell = FIT_S_PER_CELL.get(spec.name, 1.1e-4)
     return FIT_S_LEAST + per_cell * members * rows * (columns + EXTRA_COLUMNS)
+
+
+#: Retry-After of a full queue while nothing is known of its speed, and its bounds; seconds.
+DRAIN_UNKNOWN_S, DRAIN_LEAST_S, DRAIN_MOST_S = 10.0, 1.0, 600.0
+
+
+def drain_s(ends_ms: Sequence[int], now_ms: int) -> float:
+    """Seconds until a full queue is likely to have a free place: one over its drain rate.
+
+    `ends_ms` are the latest ends of running jobs, newest first. A queue that stands still looks slower and slower.
+    """
+    if not ends_ms:
+        return DRAIN_UNKNOWN_S
+    mean_s = max(now_ms - ends_ms[-1], 1) / len(ends_ms) / 1000
+    return float(min(max(math.ceil(mean_s), DRAIN_LEAST_S), DRAIN_MOST_S))
+
+
+class UploadRoom:
+    """The bytes of tables that a process receives at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Take room for a body; raises Overloaded. One that comes alone always finds room."""
+        with self._lock:
+            if self._used and self._used + size > self._most:
+                raise Overloaded(
+                    f"tables of {self._used} bytes are on their way in, the most at once is {self._most}",
+                    retry_after_s=2,
+                    limit=self._most,
+                    size=size,
+                )
+            self._used += size
+
+    def give_back(self, size: int) -> None:
+        """The body is here, or will not come."""
+        with self._lock:
+            self._used -= size

@@ -29,6 +29,7 @@ TabrelayError
 │   ├── ModelNotReady            model_not_ready
 │   └── WorkerLost               worker_lost
 ├── DeadlinePassed          504  deadline_passed
+├── FitTimeout              504  timeout
 ├── StorageFull             507  storage_full
 └── Cancelled               499  cancelled
 
@@ -252,6 +253,12 @@ class DeadlinePassed(TabrelayError):
     """The deadline passed before the answer was there."""
 
     code, status, title = "deadline_passed", 504, "Deadline passed"
+
+
+class FitTimeout(TabrelayError):
+    """The fit took longer than it may."""
+
+    code, status, title = "timeout", 504, "Timeout"
 
 
 class StorageFull(TabrelayError):

@@ -22,6 +22,7 @@ from common import logs
 from common.catalogue import Catalogue
 from common.names import is_digest, is_tenant
 from common.settings import Settings
+from common.tables.canonical import sync_folder
 
 log = logs.get("files")
 
@@ -51,12 +52,26 @@ class DataFolder:
         """A canonical table."""
         return self.tables(tenant) / f"{_digest(digest)}.parquet"
 
+    def keep_table(self, tenant: str, digest: str, parsed: Path) -> Path:
+        """Give a parsed table its name, durably, also where one lies: this one is whole, that one may have rotted.
+
+        Hold the tenant's lock.
+        """
+        place = self.table(tenant, digest)
+        os.replace(parsed, place)
+        sync_folder(place.parent)
+        return place
+
+    def contexts(self) -> Path:
+        """The folder of all tenants' contexts on disk."""
+        return self._root / "contexts"
+
     def tiers(self, tenant: str, kind: str, digest: str) -> list[Path]:
         """Every place where a tenant's file of this kind may lie."""
         if kind == "table":
             return [self.table(tenant, digest)]
         name = f"{_digest(digest)}.safetensors"
-        places = [self._root / "contexts" / _tenant(tenant) / name]
+        places = [self.contexts() / _tenant(tenant) / name]
         if self._host is not None:
             places.append(self._host / _tenant(tenant) / name)
         return places

@@ -79,7 +79,11 @@ class Settings(BaseSettings):
     max_rows: int = Field(1_000_000, ge=1, description="Most rows of a training table, whatever the model.")
     max_columns: int = Field(2_000, ge=1, description="Most columns of a table.")
     max_cells: int = Field(50_000_000, ge=1, description="Most rows x columns of a training table.")
-    max_queued_jobs: int = Field(1_000, ge=1, description="Most fit jobs waiting in all queues.")
+    max_queued_jobs: int = Field(10_000, ge=1, description="Most fit jobs waiting in all queues.")
+    max_queued_jobs_per_tenant: int = Field(1_000, ge=1, description="Most fit jobs of one tenant waiting.")
+    max_upload_bytes_in_flight: int = Field(
+        4 * GIB, ge=1, description="Bytes of fits that an API process receives at once."
+    )
 
     # Parser child
     parser_memory_bytes: int = Field(4 * GIB, ge=256 * MIB, description="Address space of a parser child.")
@@ -103,7 +107,23 @@ class Settings(BaseSettings):
     max_attempts: int = Field(
         3, ge=1, le=10_000, description="Times a job is tried before it fails as `worker_lost`."
     )
-    fit_time_limit_s: float = Field(7200.0, gt=0, description="Hard limit of one fit.")
+    fit_time_limit_s: float = Field(7200.0, gt=0, description="Longest time of one attempt at a fit.")
+    max_deadline_s: float = Field(
+        7 * 86400.0, gt=0, description="Largest `deadline_s` of a fit, from its submission."
+    )
+    cancel_grace_s: float = Field(
+        10.0, gt=0, description="A fit that goes on so long after a cancel or its deadline is ended by force."
+    )
+    dead_letters_kept: int = Field(
+        100,
+        ge=0,
+        le=10_000,
+        description="Jobs that ended as `worker_lost` whose tables are kept for a retry, a tenant.",
+    )
+    refit_on_upgrade: bool = Field(
+        True,
+        description="Fit a dataset again from its kept table when its context is refused or damaged.",
+    )
     jobs_kept: int = Field(10_000, ge=1, description="Ended jobs that a tenant's list keeps.")
     versions_kept: int = Field(2, ge=1, le=100, description="Versions of a dataset that are kept.")
 

@@ -7,14 +7,25 @@ Plain values here: the core does not import Celery.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from common.catalogue import Catalogue
 from common.catalogue.jobs import QUEUES
 from common.redis_url import celery_url
 from common.settings import Settings
 
 #: Name of the one task.
 TASK = "tabrelay.wake"
+
+
+def unheard(catalogue: Catalogue, queues: Sequence[str]) -> list[str]:
+    """The queues with waiting jobs of which no wake-up is on its way."""
+    return [
+        queue
+        for queue in queues
+        if catalogue.jobs.waiting(queue) and not catalogue.client.llen(f"{catalogue.prefix}celery:{queue}")
+    ]
 
 
 def celery_config(settings: Settings) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
+from kombu.exceptions import OperationalError
 
 from common import logs
 from common.names import new_id
@@ -50,9 +51,12 @@ def make_app(settings: Settings, name: str) -> Celery:
         from fit_workers.fit import fit_next
 
         try:
-            fit_next(name, holder, queue)
+            for waiting in fit_next(name, holder, queue):
+                app.send_task(TASK, args=(waiting,), queue=waiting, ignore_result=True, retry=False)
         except SoftTimeLimitExceeded:
             log.warning("a fit passed its time limit outside of its job", queue=queue)
+        except OperationalError as error:
+            log.warning("a wake-up was not sent; the janitor will", error=str(error))
 
     @signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
     def warm(**_: Any) -> None:

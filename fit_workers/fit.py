@@ -14,13 +14,13 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from common import logs
 from common.admission import estimate_fit_s
 from common.catalogue import Job, Phase
-from common.catalogue.jobs import Claim, StaleClaim
+from common.catalogue.jobs import QUEUES, Claim, Joined, StaleClaim
 from common.contexts.build import build_context
 from common.errors import (
     Cancelled,
     CatalogueUnavailable,
     ContextGone,
-    DeadlinePassed,
+    FitTimeout,
     InternalError,
     InvalidTable,
     ModelNotReady,
@@ -36,6 +36,7 @@ from common.settings import Settings
 from common.tables.canonical import read_canonical
 from common.tables.schema import TableSchema
 from common.tables.target import Target, take_target
+from common.wake import unheard
 from fit_workers.publish import Publisher, Ready
 from fit_workers.report import Reporter
 from fit_workers.worker import Worker
@@ -58,12 +59,15 @@ def warm_up(name: str) -> None:
     worker.parser.start()
 
 
-def fit_next(name: str, holder: str, queue: str) -> None:
-    """Claim the next job of a queue and run it to its end; returns at once when nobody waits."""
+def fit_next(name: str, holder: str, queue: str) -> list[str]:
+    """Claim the next job of a queue and run it to its end; returns at once when nobody waits.
+
+    Returns the queues that should be woken: a job's end may free others that waited for it or for this worker.
+    """
     worker = _worker(name)
     claim = worker.catalogue.jobs.claim(queue, name, os.getpid(), new_id(), holder)
     if claim is None:
-        return
+        return []
     try:
         FitRun(worker, claim).run()
     finally:
@@ -75,6 +79,10 @@ def fit_next(name: str, holder: str, queue: str) -> None:
                 "the claim can't be let go; this process ends, its parent sees to the job", job=claim.job.id
             )
             os._exit(1)
+    try:
+        return unheard(worker.catalogue, QUEUES)
+    except CatalogueUnavailable:
+        return []  # the janitor looks again
 
 
 @dataclass(frozen=True)
@@ -94,19 +102,25 @@ class FitRun:
     def __init__(self, worker: Worker, claim: Claim) -> None:
         self._worker = worker
         self._claim = claim
-        self._job = claim.job
         self._reporter = Reporter(worker.catalogue, claim)
         self._log = log.bind(job=claim.job.id, dataset=claim.job.dataset, attempt=claim.job.attempt)
+
+    @property
+    def _job(self) -> Job:
+        """The job that the claim is for now."""
+        return self._claim.job
 
     def run(self) -> None:
         """Fit, publish and end the job; whatever goes wrong is the job's error, never the worker's end."""
         try:
             self._fit()
+        except Joined as joined:
+            self._log.info("another job fits the same content", why=str(joined))
         except StaleClaim as stale:
             self._log.warning("the job is no longer ours; this attempt changes nothing", why=str(stale))
         except SoftTimeLimitExceeded:
             limit = self._worker.settings.fit_time_limit_s
-            self._end(DeadlinePassed(f"the fit took longer than {limit:.0f} s (TABRELAY_FIT_TIME_LIMIT_S)"))
+            self._end(FitTimeout(f"the fit took longer than {limit:.0f} s (TABRELAY_FIT_TIME_LIMIT_S)"))
         except TabrelayError as error:
             self._end(error)
         except MemoryError:
@@ -139,7 +153,7 @@ class FitRun:
         known = self._known(loaded)
         if known is not None:
             self._log.info("the same fit exists; its context is published again", context=known.digest[:12])
-            publisher.publish(loaded.job, known)
+            publisher.publish(known)
             return
         self._reporter.phase(Phase.PREPROCESSING)
         fitted = adapter.fit(loaded.table, backbone, loaded.job.options, self._reporter.fitting)
@@ -147,6 +161,7 @@ class FitRun:
         built = build_context(
             self._worker.store,
             loaded.job.tenant,
+            self._claim.token,
             adapter,
             backbone,
             fitted,
@@ -159,7 +174,7 @@ class FitRun:
         )
         with built:
             ready = Ready.of_new(built, fit_s=time.monotonic() - began)
-            publisher.publish(loaded.job, ready)
+            publisher.publish(ready)
 
     def _load(self) -> Loaded:
         """Read the table, parsing the raw upload first where the API did not."""
@@ -220,9 +235,8 @@ class FitRun:
                 estimate_s=estimate_fit_s(spec, parsed.rows, parsed.columns - 1, job.options),
             )
             key = self._key(spec, job, parsed.target)
-            place = worker.folder.table(job.tenant, job.table)
             with worker.folder.locked(job.tenant):
-                os.replace(parsed.path, place)
+                worker.folder.keep_table(job.tenant, job.table, parsed.path)
                 worker.catalogue.jobs.adopt(
                     self._claim,
                     job.table,
@@ -233,6 +247,9 @@ class FitRun:
                     columns=job.columns,
                     estimate_s=job.estimate_s,
                 )
+        except Joined:
+            raw.unlink(missing_ok=True)
+            raise
         finally:
             parsed.path.unlink(missing_ok=True)
         raw.unlink(missing_ok=True)

@@ -19,11 +19,12 @@ from celery import Celery
 
 from common import logs
 from common.catalogue import Catalogue
-from common.catalogue.jobs import QUEUES
+from common.catalogue.jobs import QUEUES, Held
 from common.catalogue.records import FitWorker
+from common.contexts.store import ContextStore
 from common.errors import CatalogueUnavailable
 from common.settings import Settings
-from common.wake import TASK
+from common.wake import TASK, unheard
 
 log = logs.get("keeper")
 
@@ -53,6 +54,7 @@ class Keeper:
         self._holder = holder
         self._app = app
         self._catalogue = Catalogue.connect(settings)
+        self._store = ContextStore(settings)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
         self._started_ms = int(time.time() * 1000)
@@ -78,12 +80,11 @@ class Keeper:
             held = self._held()
             if held is None:
                 return
-            job, token, pid = held
-            if child_state(pid):
-                os.kill(pid, signal.SIGKILL)
-            queue = self._catalogue.jobs.hand_back(job, token)
+            if child_state(held.pid):
+                os.kill(held.pid, signal.SIGKILL)
+            queue = self._catalogue.jobs.hand_back(held.job, held.token)
             if queue in QUEUES:
-                log.info("job handed back", job=job)
+                log.info("job handed back", job=held.job)
                 self._wake(queue)
 
     def _run(self) -> None:
@@ -105,30 +106,40 @@ class Keeper:
                 log.exception("the keeper stumbled and goes on")
             self._stop.wait(LOOK_S)
 
-    def _held(self) -> tuple[str, str, int] | None:
+    def _held(self) -> Held | None:
         held = self._catalogue.jobs.held_by(self._holder)
-        return None if held is None or held[1] == self._ended_token else held
+        return None if held is None or held.token == self._ended_token else held
 
     def _keep_lease(self) -> None:
         held = self._held()
         if held is None:
             return
-        job, token, pid = held
-        state = child_state(pid)
+        state = child_state(held.pid)
         if not state:
-            queue = self._catalogue.jobs.release_dead(job, token)
-            self._ended_token = token
-            if queue:
-                log.warning("the child that fitted a job is gone", job=job, then=queue)
-            if queue in QUEUES:
-                self._wake(queue)
+            self._bury_attempt(held)
         elif state in "Tt":
             return  # stopped: whoever stopped it may never let it go on
-        elif time.monotonic() - self._renewed[1] >= self._settings.lease_renew_s or self._renewed[0] != token:
-            if self._catalogue.jobs.renew(job, token):
-                self._renewed = token, time.monotonic()
+        elif why := self._catalogue.jobs.overstayed(held, self._settings.cancel_grace_s):
+            log.warning("the child that fits a job is ended by force", job=held.job, why=why)
+            os.kill(held.pid, signal.SIGKILL)
+        elif (
+            time.monotonic() - self._renewed[1] >= self._settings.lease_renew_s
+            or self._renewed[0] != held.token
+        ):
+            if self._catalogue.jobs.renew(held.job, held.token):
+                self._renewed = held.token, time.monotonic()
             else:
-                self._ended_token = token
+                self._ended_token = held.token
+
+    def _bury_attempt(self, held: Held) -> None:
+        """The child is dead: its lease ends now, and what it was writing goes."""
+        self._store.discard(held.token)
+        queue = self._catalogue.jobs.release_dead(held.job, held.token)
+        self._ended_token = held.token
+        if queue:
+            log.warning("the child that fitted a job is gone", job=held.job, then=queue)
+        if queue in QUEUES:
+            self._wake(queue)
 
     def _register(self) -> None:
         held = self._held()
@@ -140,7 +151,7 @@ class Keeper:
                 device=self._settings.device,
                 queues=self._settings.queue_names,
                 started_ms=self._started_ms,
-                job=held[0] if held else "",
+                job=held.job if held else "",
             )
         )
 
@@ -154,9 +165,10 @@ class Keeper:
             queue = self._catalogue.jobs.release_dead(job)
             if queue:
                 log.warning("a job's lease ran out", job=job, then=queue)
-        for queue in QUEUES:
-            if self._catalogue.jobs.waiting(queue) and not client.llen(f"{prefix}celery:{queue}"):
-                self._wake(queue)
+        for job in self._catalogue.jobs.end_overdue():
+            log.warning("a job's deadline passed while it waited", job=job)
+        for queue in unheard(self._catalogue, QUEUES):
+            self._wake(queue)
 
     def _wake(self, queue: str) -> None:
         try:

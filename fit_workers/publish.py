@@ -1,6 +1,6 @@
 """Publishing: rename, record file, one catalogue transaction; then host tier and prefetch.
 
-All of it happens under the tenant's lock, so that no file is unlinked between its rename and the script that
+The publish happens under the tenant's lock, so that no file is unlinked between its rename and the script that
 refers to it. A refused publish leaves nothing behind.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from common import logs
 from common.catalogue import Job, JobState, Phase, Version
-from common.catalogue.jobs import Claim, StaleClaim
+from common.catalogue.jobs import Claim, Moved, StaleClaim
 from common.errors import CatalogueUnavailable, TabrelayError
 from common.files import bury
 from common.placement import HoldersFirst
@@ -63,12 +63,52 @@ class Publisher:
         self._claim = claim
         self._reporter = reporter
 
-    def publish(self, job: Job, ready: Ready) -> None:
-        """Publish and end the job; raises StaleClaim or Cancelled, and then nothing was published."""
+    def publish(self, ready: Ready) -> None:
+        """Publish and end the job; raises StaleClaim, Cancelled or FitTimeout, and then nothing was published.
+
+        When the job was cancelled but others had joined it, the first of those is published in its place.
+        """
         worker = self._worker
         self._reporter.phase(Phase.PUBLISHING)
+        with worker.folder.locked(self._claim.job.tenant):
+            if ready.built is not None:
+                ready.built.publish()
+            try:
+                version = self._publish_for_whom_it_is(ready)
+            except BaseException:
+                self._withdraw(ready)
+                raise
+        job = self._claim.job
+        log.info(
+            "published",
+            job=job.id,
+            dataset=job.dataset,
+            version=version.version,
+            context=version.context[:12],
+            bytes=version.context_bytes,
+        )
+        self._after(job, version)
+
+    def _publish_for_whom_it_is(self, ready: Ready) -> Version:
+        records = self._worker.records
+        while True:
+            job = self._claim.job
+            version = self._version(job, ready)
+            records.intend(job.tenant, job.dataset, version)
+            try:
+                self._commit(version)
+            except Moved:
+                records.aborted(job.tenant, job.dataset, version.version)
+                continue
+            except BaseException:
+                records.aborted(job.tenant, job.dataset, version.version)
+                raise
+            records.published(job.tenant, job.dataset, version.version)
+            return version
+
+    def _version(self, job: Job, ready: Ready) -> Version:
         manifest = ready.manifest
-        version = Version(
+        return Version(
             version=job.version,
             context=ready.digest,
             key=manifest.key,
@@ -82,29 +122,10 @@ class Publisher:
             created_ms=int(time.time() * 1000),
             schema=manifest.schema,
             target=manifest.target,
-            licence=worker.registry.spec(manifest.model).licence,
+            licence=self._worker.registry.spec(manifest.model).licence,
             fit_s=ready.fit_s,
+            options=manifest.options,
         )
-        with worker.folder.locked(job.tenant):
-            if ready.built is not None:
-                ready.built.publish()
-            worker.records.intend(job.tenant, job.dataset, version)
-            try:
-                self._commit(version)
-            except BaseException:
-                worker.records.aborted(job.tenant, job.dataset, version.version)
-                self._withdraw(job, ready)
-                raise
-            worker.records.published(job.tenant, job.dataset, version.version)
-        log.info(
-            "published",
-            job=job.id,
-            dataset=job.dataset,
-            version=version.version,
-            context=version.context[:12],
-            bytes=version.context_bytes,
-        )
-        self._after(job, version)
 
     def _commit(self, version: Version) -> None:
         """The one transaction; tried again while the catalogue can't be reached and the lease may still hold."""
@@ -126,10 +147,11 @@ class Publisher:
                     return
                 raise
 
-    def _withdraw(self, job: Job, ready: Ready) -> None:
+    def _withdraw(self, ready: Ready) -> None:
         """Remove the file of a refused publish, unless another version refers to the same content."""
         if ready.built is None:
             return
+        job = self._claim.job
         try:
             referred = self._worker.catalogue.datasets.is_referred(job.tenant, "context", ready.digest)
         except CatalogueUnavailable:

@@ -38,11 +38,26 @@ class Phase(StrEnum):
     PUBLISHING = "publishing"  # record file, catalogue, prefetch
 
 
+class Priority(StrEnum):
+    """Which jobs of a queue go first."""
+
+    INTERACTIVE = "interactive"  # somebody waits
+    BATCH = "batch"  # goes when nobody does, and every fifth time
+
+
+class Reason(StrEnum):
+    """Why the service itself asked for a fit."""
+
+    UPGRADE = "upgrade"  # the context is of another release or other weights
+    DAMAGED = "damaged"  # the context's file does not match its digest
+    LOST = "lost"  # the context's file is gone
+
+
 @dataclass(frozen=True)
 class Upload:
     """A raw file that a fit worker still has to parse."""
 
-    id: str  # uuid; names the file under `uploads/`
+    id: str  # the job's id; names the file under `uploads/`
     format: str
     encoding: str | None = None
 
@@ -72,6 +87,12 @@ class Job:
     token: str = ""
     worker: str = ""
     cancel: bool = False
+    priority: str = "interactive"
+    leader: str = ""  # the job that fits the same content, whose end this one waits for
+    deadline_ms: int | None = None
+    ttl_s: float = 0.0  # the dataset's time to live after this fit; 0: for ever
+    reason: str = ""  # why the service itself asked for it: a Reason
+    retry_of: str = ""
     estimate_s: float = 0.0
     created_ms: int = 0
     started_ms: int | None = None
@@ -115,6 +136,12 @@ class Job:
             token=stored.get("token", ""),
             worker=stored.get("worker", ""),
             cancel=stored.get("cancel") == "1",
+            priority=stored.get("priority") or "interactive",
+            leader=stored.get("leader", ""),
+            deadline_ms=optional_int("deadline_ms"),
+            ttl_s=float(stored.get("ttl_s") or 0),
+            reason=stored.get("reason", ""),
+            retry_of=stored.get("retry_of", ""),
             estimate_s=float(stored.get("estimate_s") or 0),
             created_ms=int(stored["created_ms"]),
             started_ms=optional_int("started_ms"),
@@ -145,19 +172,23 @@ class NewJob:
     rows: int = 0
     columns: int = 0  # features, the target not counted
     estimate_s: float = 0.0
+    priority: str = Priority.INTERACTIVE
+    deadline_s: float = 0.0  # from the submission; 0: none
+    ttl_s: float = 0.0
+    reason: str = ""
+    retry_of: str = ""
 
     def fields(self) -> list[str | int | float]:
         """The hash fields that the submit script sets as given: name, value, ..."""
+        rare: dict[str, str | float] = {"ttl_s": self.ttl_s, "reason": self.reason, "retry_of": self.retry_of}
+        upload = orjson.dumps(asdict(self.upload)).decode() if self.upload else ""
         return [
             *("model", self.model, "task", self.task, "target", self.target),
             *("options", orjson.dumps(dict(self.options), option=orjson.OPT_SORT_KEYS).decode()),
-            *(
-                "table",
-                self.table,
-                "upload",
-                orjson.dumps(asdict(self.upload)).decode() if self.upload else "",
-            ),
-            *("rows", self.rows, "columns", self.columns, "estimate_s", self.estimate_s),
+            *("table", self.table, "upload", upload),
+            *("rows", self.rows, "columns", self.columns, "estimate_s", round(self.estimate_s, 3)),
+            *("priority", self.priority),
+            *(part for name, value in rare.items() if value for part in (name, value)),
         ]
 
 
@@ -180,6 +211,7 @@ class Version:
     target: Mapping[str, Any]
     licence: str = ""
     fit_s: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> str:
         """As the JSON text that the publish script stores."""

@@ -49,6 +49,7 @@ class Built:
 def build_context(
     store: ContextStore,
     tenant: str,
+    attempt: str,
     adapter: Adapter,
     backbone: Backbone,
     fitted: FittedState,
@@ -60,7 +61,7 @@ def build_context(
     timings_ms: Mapping[str, float],
     on_verify: Callable[[], None] = lambda: None,
 ) -> Built:
-    """Write and verify a context; raises StorageFull, VerificationFailed, and then nothing is left on disk."""
+    """Write and verify a context under a name that only this `attempt` uses; raises StorageFull, VerificationFailed, and then nothing is left on disk."""
     frozen = adapter.freeze(fitted)
     probed = table.features.take(slice(0, PROBE_ROWS))
     manifest = Manifest(
@@ -84,7 +85,7 @@ def build_context(
         probes=Probes.of(probed, fitted.predict(probed)),
         created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
-    written = write_context(store.temporary(tenant), manifest.encode(), frozen.tensors)
+    written = write_context(store.temporary(tenant, attempt), manifest.encode(), frozen.tensors)
     try:
         on_verify()
         verify(written, adapter, backbone, table)

@@ -26,10 +26,15 @@ class ContextStore:
         self._folder = DataFolder(settings)
         self._host_bytes = settings.host_tier_bytes if settings.host is not None else 0
 
-    def temporary(self, tenant: str) -> Path:
-        """A fresh name beside where the context will lie, so that publishing is a rename."""
+    def temporary(self, tenant: str, attempt: str) -> Path:
+        """A name of this attempt beside where the context will lie, so that publishing is a rename."""
         folder = private_folder(self._path(tenant, "0" * 64, "disk").parent)
-        return folder / f"{_TEMPORARY}{new_id()}"
+        return folder / f"{_TEMPORARY}{attempt}"
+
+    def discard(self, attempt: str) -> None:
+        """Remove what an attempt that is over was writing."""
+        for left in self._folder.contexts().glob(f"*/{_TEMPORARY}{attempt}"):
+            left.unlink(missing_ok=True)
 
     def publish(self, temporary: Path, tenant: str, digest: str) -> Path:
         """Give a whole, fsynced file its name, durably. Hold the tenant's lock."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from blake3 import blake3
 from common.admission import estimate_fit_s
 from common.catalogue import Catalogue, Job
 from common.catalogue.jobs import Submitted
-from common.catalogue.records import NewJob, Upload
+from common.catalogue.records import JobState, NewJob, Priority, Upload
 from common.errors import FieldError, InvalidRequest, TooLarge
-from common.files import DataFolder
+from common.files import DataFolder, bury
 from common.models.protocol import ModelSpec
 from common.models.registry import Registry, check_table, validate_options
 from common.names import dataset_name, new_id
@@ -28,6 +28,8 @@ from common.tables.shape import TableLimits
 from common.tables.training import ParsedTable
 
 TASKS = ("classification", "regression")
+#: Largest time to live of a dataset: ten years.
+TTL_MOST_S = 10 * 366 * 86400.0
 
 #: Wakes a fit worker of a queue; the transport brings it, the core knows no Celery.
 Wake = Callable[[str], None]
@@ -46,7 +48,19 @@ class FitRequest:
     task: str | None = None
     options: Any = None
     encoding: str | None = None
+    priority: Any = None
+    deadline_s: Any = None
+    ttl_s: Any = None
     idempotency_key: str = ""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """When a fit may run and how long its result lives."""
+
+    priority: str
+    deadline_s: float
+    ttl_s: float
 
 
 def table_limits(settings: Settings) -> TableLimits:
@@ -71,6 +85,11 @@ def context_key(
     return str(blake3(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest())
 
 
+def queue_of(estimate_s: float, settings: Settings) -> str:
+    """The queue of a fit by its estimated seconds."""
+    return "fit.large" if estimate_s > settings.large_fit_s else "fit.small"
+
+
 class FitService:
     """Accepts fits and answers about jobs."""
 
@@ -87,20 +106,22 @@ class FitService:
     def submit(self, request: FitRequest) -> Submitted:
         """Queue a fit; `request.path` is consumed whatever happens.
 
-        Raises what makes the table, target or options unusable (400, 413, 422), ModelNotReady, QueueFull,
-        CatalogueUnavailable.
+        Raises what makes the table, target or options unusable (400, 413, 422), Conflict (another request with the same
+        idempotency key is under way), ModelNotReady, QueueFull, CatalogueUnavailable.
         """
         try:
             self._catalogue.ping()
             if request.dataset is not None:
                 dataset_name(request.dataset)
-            if (
-                request.format == "json"
-                or request.path.stat().st_size <= self._settings.max_inline_parse_bytes
-            ):
-                submitted = self._submit_parsed(request)
-            else:
-                submitted = self._submit_raw(request)
+            self._terms(request, {})
+            with self._catalogue.jobs.alone(request.tenant, request.idempotency_key):
+                if (
+                    request.format == "json"
+                    or request.path.stat().st_size <= self._settings.max_inline_parse_bytes
+                ):
+                    submitted = self._submit_parsed(request)
+                else:
+                    submitted = self._submit_raw(request)
         finally:
             request.path.unlink(missing_ok=True)
         if submitted.outcome == "accepted":
@@ -132,7 +153,7 @@ class FitService:
             options = request.options if request.options is not None else inside.get("options")
             spec, chosen = self._model(model, options)
             check_table(spec, parsed.rows, parsed.columns - 1, parsed.target)
-            return self._accept(request, parsed, dataset, spec, chosen)
+            return self._accept(request, parsed, dataset, spec, chosen, self._terms(request, inside))
         finally:
             parsed.path.unlink(missing_ok=True)
 
@@ -143,6 +164,7 @@ class FitService:
         dataset: str,
         spec: ModelSpec,
         options: Mapping[str, Any],
+        terms: Terms,
     ) -> Submitted:
         target = parsed.target
         weights = self._registry.weights(spec.name, target.task)
@@ -163,17 +185,18 @@ class FitService:
             task=target.task,
             target=target.name,
             options=options,
-            queue=self._queue(estimate_s),
+            queue=queue_of(estimate_s, self._settings),
             key=key,
             table=parsed.table_digest,
             rows=parsed.rows,
             columns=parsed.columns - 1,
             estimate_s=estimate_s,
+            **asdict(terms),
         )
         place = self._folder.table(request.tenant, parsed.table_digest)
         with self._folder.locked(request.tenant):
             known = place.exists()
-            os.replace(parsed.path, place)  # also where one lies: ours is whole, that one may have rotted
+            self._folder.keep_table(request.tenant, parsed.table_digest, parsed.path)
             try:
                 return self._catalogue.jobs.submit(
                     new, idempotency_key=request.idempotency_key, fingerprint=f"{dataset}/{key}"
@@ -193,7 +216,7 @@ class FitService:
         spec, options = self._model(request.model, request.options)
         upload = Upload(new_id(), request.format, request.encoding)
         new = NewJob(
-            id=new_id(),
+            id=upload.id,
             tenant=request.tenant,
             dataset=dataset,
             model=spec.name,
@@ -202,6 +225,7 @@ class FitService:
             options=options,
             queue="fit.large",
             upload=upload,
+            **asdict(self._terms(request, {})),
         )
         fingerprint = ""
         if request.idempotency_key:
@@ -218,6 +242,15 @@ class FitService:
         if submitted.outcome != "accepted":
             kept.unlink(missing_ok=True)
         return submitted
+
+    def cancel(self, tenant: str, job_id: str) -> Job:
+        """Cancel a job and remove the files that only it needed; raises JobNotFound, Conflict."""
+        job = self._catalogue.jobs.cancel(tenant, job_id)
+        if job.state is JobState.CANCELLED:
+            if job.upload is not None:
+                self._folder.upload(job.upload.id).unlink(missing_ok=True)
+            bury(self._folder, self._catalogue, tenant)
+        return job
 
     def wait(self, tenant: str, job_id: str, wait_s: float) -> Job:
         """The job as soon as it has ended, or as it stands after `wait_s`."""
@@ -237,8 +270,20 @@ class FitService:
             )
         return spec, validate_options(spec, options or {})
 
-    def _queue(self, estimate_s: float) -> str:
-        return "fit.large" if estimate_s > self._settings.large_fit_s else "fit.small"
+    def _terms(self, request: FitRequest, inside: Mapping[str, Any]) -> Terms:
+        """Priority, deadline and time to live as given beside the table, or in a JSON body."""
+        given = {
+            name: inside.get(name) if getattr(request, name) is None else getattr(request, name)
+            for name in ("priority", "deadline_s", "ttl_s")
+        }
+        priority = given["priority"] or Priority.INTERACTIVE
+        if priority not in list(Priority):
+            raise _wrong("priority", f"must be one of {', '.join(Priority)}")
+        return Terms(
+            str(priority),
+            _seconds("deadline_s", given["deadline_s"], self._settings.max_deadline_s),
+            _seconds("ttl_s", given["ttl_s"], TTL_MOST_S),
+        )
 
     @staticmethod
     def _task(task: str | None) -> str | None:
@@ -253,3 +298,20 @@ class FitService:
         if value is not None and not isinstance(value, str):
             raise InvalidRequest(f"{name} must be text", errors=[FieldError(name, "must be text")])
         return value
+
+
+def _seconds(name: str, given: Any, most: float) -> float:
+    """A number of seconds, as JSON or as a form field's text; 0 when none is given."""
+    if given is None or given == "":
+        return 0.0
+    try:
+        seconds = float(given) if isinstance(given, int | float | str) and not isinstance(given, bool) else 0
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds <= most:
+        raise _wrong(name, f"must be a number of seconds above 0 and at most {most:.0f}, such as 600")
+    return float(seconds)
+
+
+def _wrong(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} {message}", errors=[FieldError(field, message)])

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.catalogue.records import Version
-from common.errors import FieldError, InvalidRequest
+from common.errors import ContextGone, FieldError, InvalidRequest
 from common.names import dataset_name
 from common.relay.relay import Asked, Relay
 from common.relay.snapshot import RoutingSnapshot
 from common.relay.wire import Answer
+from common.service.refits import RefitService
 from common.settings import Settings
 
 #: Most quantile levels of one predict.
@@ -40,8 +41,11 @@ class PredictRequest:
 class PredictService:
     """Answers predicts from the worker that holds the context."""
 
-    def __init__(self, snapshot: RoutingSnapshot, relay: Relay, settings: Settings) -> None:
+    def __init__(
+        self, snapshot: RoutingSnapshot, relay: Relay, refits: RefitService, settings: Settings
+    ) -> None:
         self._snapshot = snapshot
+        self._refits = refits
         self._relay = relay
         self._settings = settings
 
@@ -68,7 +72,15 @@ class PredictService:
             deadline=request.arrived + self._deadline_s(request),
             quantiles=levels,
         )
-        version, answer = self._relay.predict(asked, version)
+        try:
+            version, answer = self._relay.predict(asked, version)
+        except ContextGone as gone:
+            job = self._refits.refit(request.tenant, asked.dataset, version, gone)
+            if job is not None:
+                gone.detail = f"{gone.detail.rstrip('.')}. The dataset is fitted again by job {job.id}."
+                gone.facts["job"] = job.id
+                gone.retry_after_s = max(1.0, round(job.estimate_s))
+            raise
         return version, answer, output
 
     def _deadline_s(self, request: PredictRequest) -> float:

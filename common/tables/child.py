@@ -11,6 +11,7 @@ what Python needs, and ends with its parent.
 from __future__ import annotations
 
 import os
+import secrets
 import selectors
 import shutil
 import subprocess
@@ -104,7 +105,7 @@ class ParserChild:
         delimiter: str | None = None,
         encoding: str | None = None,
     ) -> ParsedTable:
-        """`parse_training_file` in the child: the canonical table ends up in `out_dir` as `<digest>.parquet`.
+        """`parse_training_file` in the child: the canonical table ends up in `out_dir` under a name of its own.
 
         Raises what that raises, InvalidTable when the file needs more memory or time than the child has,
         Overloaded when the child is busy for `timeout_s`.
@@ -124,7 +125,8 @@ class ParserChild:
                 }
             )
             parsed = ParsedTable.decode(answer)
-            final = Path(os.path.abspath(out_dir)) / parsed.path.name
+            # Two of the same content may be parsed at the same time.
+            final = Path(os.path.abspath(out_dir)) / f".{secrets.token_hex(16)}.parquet"
             os.replace(parsed.path, final)
             sync_folder(final.parent)
         return replace(parsed, path=final)

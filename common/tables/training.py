@@ -18,7 +18,17 @@ from common.tables.shape import TableLimits
 from common.tables.target import Target, take_target
 
 #: Keys of a JSON fit body beside the table.
-REQUEST_KEYS = ("dataset", "target", "model", "task", "options", "encoding")
+REQUEST_KEYS = (
+    "dataset",
+    "target",
+    "model",
+    "task",
+    "options",
+    "encoding",
+    "priority",
+    "deadline_s",
+    "ttl_s",
+)
 
 
 @dataclass(frozen=True)

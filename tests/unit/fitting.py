@@ -12,6 +12,7 @@ from common.contexts.build import build_context
 from common.contexts.store import ContextStore
 from common.models.protocol import Backbone, Predictor, Progress, TrainingTable, no_progress
 from common.models.registry import Registry, load_adapter
+from common.names import new_id
 from common.settings import Settings
 from common.tables.features import Features
 from common.tables.schema import TableSchema
@@ -66,7 +67,7 @@ def fit(
     state = adapter().fit(table, weights, {"n_estimators": n_estimators, "seed": 42}, progress)
     store = ContextStore(Settings(data_dir=data, host_dir=data / "host", host_tier_bytes=2**30))
     built = build_context(
-        store, "default", adapter(), weights, state, table,
+        store, "default", new_id(), adapter(), weights, state, table,
         table_digest="0" * 64, key="k", options={"n_estimators": n_estimators}, timings_ms={},
     )  # fmt: skip
     with built:

@@ -10,7 +10,7 @@ import fakeredis
 import pytest
 
 from common.catalogue import Catalogue, JobState, Version
-from common.catalogue.jobs import Claim, StaleClaim
+from common.catalogue.jobs import Claim, Held, StaleClaim
 from common.catalogue.recordfile import RecordFile
 from common.catalogue.records import NewJob
 from common.errors import (
@@ -227,7 +227,11 @@ def test_after_the_last_attempt_a_job_fails_as_worker_lost_and_is_noted(
     assert ended.state is JobState.FAILED
     assert ended.error is not None
     assert (ended.error.code, ended.error.facts["phase"]) == ("worker_lost", "encoding")
-    assert client.lrange("tabrelay:dead", 0, -1) == [job.id]
+    assert [dead.id for dead in catalogue.jobs.dead("default")] == [job.id]
+    assert catalogue.datasets.is_referred("default", "table", "t")
+    catalogue.jobs.undead("default", job.id)
+    assert catalogue.jobs.dead("default") == []
+    assert catalogue.datasets.is_dying("default", "table", "t")
 
 
 def test_a_job_handed_back_stands_first_and_its_attempt_does_not_count(
@@ -246,7 +250,7 @@ def test_a_restarted_worker_does_not_hold_what_its_life_before_claimed(catalogue
     catalogue.jobs.submit(new())
     claim = catalogue.jobs.claim(QUEUE, "fit-0", 7, "token", "fit-0:first")
     assert claim is not None
-    assert catalogue.jobs.held_by("fit-0:first") == (claim.job.id, "token", 7)
+    assert catalogue.jobs.held_by("fit-0:first") == Held(claim.job.id, "token", 7)
     assert catalogue.jobs.held_by("fit-0:second") is None
     catalogue.jobs.let_go("fit-0:first", "another")
     assert catalogue.jobs.held_by("fit-0:first") is not None

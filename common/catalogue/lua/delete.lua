@@ -7,12 +7,11 @@ if redis.call('EXISTS', entry) == 0 then
 end
 local pending = key('pending', tenant, dataset)
 for _, job in ipairs(redis.call('SMEMBERS', pending)) do
-  local f = redis.call('HMGET', key('job', job), 'state', 'queue')
-  if f[1] == 'queued' then
-    redis.call('LREM', key('wait', f[2], tenant), 1, job)
-    finish(job, 'cancelled', { 'error', '' })
-  elseif f[1] == 'running' then
-    redis.call('HSET', key('job', job), 'cancel', 1)
+  cancel(job)
+end
+for _, job in ipairs(redis.call('LRANGE', key('dead', tenant), 0, -1)) do
+  if redis.call('HGET', key('job', job), 'dataset') == dataset then
+    undead(tenant, job)
   end
 end
 local versions = key('versions', tenant, dataset)

@@ -1,20 +1,24 @@
 -- Publish a context as the job's version, end the job, flip the dataset's pointer (only upwards).
 -- ARGV: prefix, job, token, context digest, version record (JSON), versions kept, timings (JSON)
--- Returns 'ok', or why not: 'stale', 'expired' (the lease ran out), 'cancel', 'deleted' (the dataset is gone).
+-- Returns 'ok', or why not: 'stale', 'moved:<job>', 'expired' (the lease ran out), 'cancel', 'overdue',
+-- 'deleted' (the dataset is gone).
 local job, token, digest, record, kept = ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
-local hash = key('job', job)
-local f = redis.call('HMGET', hash, 'state', 'token', 'tenant', 'dataset', 'version', 'cancel', 'table')
-if f[1] ~= 'running' or f[2] ~= token then
-  return 'stale'
+local holds = claimed(job, token)
+if holds ~= 'ok' then
+  return holds
 end
 local lease = redis.call('ZSCORE', key('running'), job)
 if not lease or tonumber(lease) < now_ms() then
   return 'expired'
 end
-if f[6] == '1' then
+local f = redis.call('HMGET', key('job', job), 'tenant', 'dataset', 'version', 'cancel', 'table')
+if f[4] == '1' then
   return 'cancel'
 end
-local tenant, dataset, version = f[3], f[4], f[5]
+if overdue(job) then
+  return 'overdue'
+end
+local tenant, dataset, version = f[1], f[2], f[3]
 local entry = key('dataset', tenant, dataset)
 if redis.call('EXISTS', entry) == 0 then
   return 'deleted'
@@ -25,7 +29,7 @@ local v = cjson.decode(record)
 redis.call('HSET', versions, version, record)
 local holder = 'dataset/' .. dataset .. '/' .. version
 refer(tenant, 'context', digest, holder)
-refer(tenant, 'table', f[7], holder)
+refer(tenant, 'table', f[5], holder)
 redis.call('HSET', key('keys', tenant), v.key, digest)
 local current = tonumber(redis.call('HGET', entry, 'current') or '0')
 if tonumber(version) > current then

@@ -1,18 +1,19 @@
 -- Report a phase and its fraction, or other fields of a running job.
 -- ARGV: prefix, job, token, phase, fraction, then field, value, ...
--- Returns 'ok', 'cancel' (somebody wants it ended) or 'stale' (the claim is no longer ours).
+-- Returns 'ok', 'cancel' (somebody wants it ended), 'overdue' (its deadline has passed), or why the claim no longer holds.
 local job, token, phase, fraction = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local hash = key('job', job)
-local f = redis.call('HMGET', hash, 'state', 'token', 'phase', 'cancel')
-if f[1] ~= 'running' or f[2] ~= token then
-  return 'stale'
+local holds = claimed(job, token)
+if holds ~= 'ok' then
+  return holds
 end
-if f[3] ~= phase then
+local hash = key('job', job)
+local f = redis.call('HMGET', hash, 'phase', 'cancel')
+if f[1] ~= phase then
   redis.call('HSET', hash, 'phase_ms', int(now_ms()))
 end
 redis.call('HSET', hash, 'phase', phase, 'fraction', fraction, unpack(ARGV, 6))
 event(job)
-if f[4] == '1' then
+if f[2] == '1' then
   return 'cancel'
 end
-return 'ok'
+return overdue(job) and 'overdue' or 'ok'

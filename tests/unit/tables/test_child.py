@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from common.errors import InternalError, InvalidTable, InvalidTarget, MalformedBody
+from common.tables.canonical import file_digest
 from common.tables.child import ParserChild
 from common.tables.shape import TableLimits
 
@@ -37,9 +38,16 @@ def test_a_training_file_becomes_a_canonical_table(child: ParserChild, tmp_path:
     out.mkdir()
     parsed = child.parse_training(write(tmp_path, "a,b,y\n1,x,p\n2,,q\n"), "csv", "y", None, out, LIMITS)
     assert (parsed.rows, parsed.columns, parsed.target.task) == (2, 3, "classification")
-    assert parsed.path == out / f"{parsed.table_digest}.parquet"
+    assert file_digest(parsed.path) == parsed.table_digest
     assert [column.kind for column in parsed.schema.columns] == ["numeric", "text"]
     assert [p.name for p in out.iterdir()] == [parsed.path.name]
+
+
+def test_two_files_of_the_same_content_do_not_share_a_name(child: ParserChild, tmp_path: Path) -> None:
+    source = write(tmp_path, "a,y\n1,p\n2,q\n")
+    first, second = (child.parse_training(source, "csv", "y", None, tmp_path, LIMITS) for _ in range(2))
+    assert first.table_digest == second.table_digest
+    assert first.path != second.path
 
 
 def test_a_json_body_brings_its_own_fields(child: ParserChild, tmp_path: Path) -> None:
