@@ -117,11 +117,11 @@ class Keeper:
         state = child_state(held.pid)
         if not state:
             self._bury_attempt(held)
-        elif state in "Tt":
-            return  # stopped: whoever stopped it may never let it go on
         elif why := self._catalogue.jobs.overstayed(held, self._settings.cancel_grace_s):
             log.warning("the child that fits a job is ended by force", job=held.job, why=why)
             os.kill(held.pid, signal.SIGKILL)
+        elif state in "Tt":
+            return  # stopped: whoever stopped it may never let it go on
         elif (
             time.monotonic() - self._renewed[1] >= self._settings.lease_renew_s
             or self._renewed[0] != held.token

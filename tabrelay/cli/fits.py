@@ -1,4 +1,4 @@
-"""`fit`, `jobs`, `job` and `cancel`."""
+"""`fit`, `jobs`, `job`, `cancel` and `retry`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: tabrelay jobs --state running")(jobs)
     app.command(epilog="Example: tabrelay job JOB_ID --watch")(job)
     app.command(epilog="Example: tabrelay cancel JOB_ID")(cancel)
+    app.command(epilog="Example: tabrelay retry JOB_ID")(retry)
 
 
 def fit(
@@ -42,6 +43,15 @@ def fit(
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="K=V", help="May be repeated.")
     ] = None,
+    priority: Annotated[
+        str | None, typer.Option("--priority", help="interactive, or batch for what can wait.")
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", metavar="SECONDS", help="Fail when not done by then.")
+    ] = None,
+    ttl: Annotated[
+        float | None, typer.Option("--ttl", metavar="SECONDS", help="Delete the dataset so long after.")
+    ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as it is accepted.")] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -50,7 +60,17 @@ def fit(
     """Fit a table and publish it as the dataset's next version."""
     options = parse_options(option or ())
     with connect(ctx, url, api_key) as client:
-        now = client.submit(file, target, dataset, model=model, task=task, options=options or None)
+        now = client.submit(
+            file,
+            target,
+            dataset,
+            model=model,
+            task=task,
+            options=options or None,
+            priority=priority,
+            deadline_s=deadline,
+            ttl_s=ttl,
+        )
         if not no_wait:
             now = _watched(client, now, quiet=as_json)
         _finish(now, as_json=as_json)
@@ -61,13 +81,20 @@ def jobs(
     state: Annotated[str | None, typer.Option("--state", help="queued, running, succeeded, ...")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="Only this dataset's.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="The newest so many.")] = 20,
+    dead: Annotated[
+        bool,
+        typer.Option("--dead", help="Those whose worker died each time; `tabrelay retry` runs them again."),
+    ] = False,
     as_json: AsJson = False,
     url: Url = None,
     api_key: Key = None,
 ) -> None:
     """List the newest jobs."""
     with connect(ctx, url, api_key) as client:
-        found = client.jobs(state=state, dataset=dataset, limit=limit)
+        if dead:
+            found = [job for job in client.dead_letters() if dataset in (None, job.dataset)][:limit]
+        else:
+            found = client.jobs(state=state, dataset=dataset, limit=limit)
     if as_json:
         print_json(found)
         return
@@ -112,6 +139,22 @@ def cancel(
         typer.echo(f"{now.id} had ended before: {now.state}")
     else:
         typer.echo(f"{now.id} is being cancelled; it is {describe(now)}")
+
+
+def retry(
+    ctx: typer.Context,
+    job_id: JobId,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as it is accepted.")] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: Key = None,
+) -> None:
+    """Fit a failed or cancelled job's table once more."""
+    with connect(ctx, url, api_key) as client:
+        now = client.retry(job_id)
+        if not no_wait:
+            now = _watched(client, now, quiet=as_json)
+        _finish(now, as_json=as_json)
 
 
 def parse_options(given: Sequence[str]) -> dict[str, Any]:
@@ -184,6 +227,11 @@ def _show(now: Job, *, as_json: bool) -> None:
             "context": now.context,
             "context size": None if now.context_bytes is None else size(now.context_bytes),
             "attempt": now.attempt,
+            "priority": now.priority,
+            "waits for": now.waits_for,
+            "deadline": now.deadline_at,
+            "reason": now.reason,
+            "retry of": now.retry_of,
             "created": now.created_at,
             "started": now.started_at,
             "finished": now.finished_at,

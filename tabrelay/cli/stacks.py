@@ -38,6 +38,14 @@ def up(
             "--model", metavar="NAME[=PATH]", help="A model to serve, with local weights; may be repeated."
         ),
     ] = None,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queues",
+            metavar="fit.small,fit.large",
+            help="Queues of each fit worker in turn; may be repeated, both when not given.",
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Compute threads of a worker.")
     ] = None,
@@ -59,6 +67,7 @@ def up(
         "fit_devices": fit_devices,
         "predict_devices": predict_devices,
         "models": tuple(model) if model else None,
+        "queues": tuple(queues) if queues else None,
         "threads": threads,
         "redis_url": redis_url,
     }

@@ -95,6 +95,9 @@ class Client:
         model: str | None = None,
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
+        priority: str | None = None,
+        deadline_s: float | None = None,
+        ttl_s: float | None = None,
         wait: bool = True,
         on_progress: OnProgress | None = None,
         idempotency_key: str | None = None,
@@ -103,10 +106,20 @@ class Client:
 
         `data` is a path (CSV, Parquet, Arrow), a pandas DataFrame, a pyarrow Table or a list of dicts, the target
         column included. Raises JobFailed or JobCancelled when the fit ends without a result. With `wait=False` it
-        is `submit`.
+        is `submit`. `priority` is `interactive` or `batch`; `deadline_s` bounds the job from its submission; a dataset
+        with `ttl_s` is deleted so long after its latest fit.
         """
         job = self.submit(
-            data, target, dataset, model=model, task=task, options=options, idempotency_key=idempotency_key
+            data,
+            target,
+            dataset,
+            model=model,
+            task=task,
+            options=options,
+            priority=priority,
+            deadline_s=deadline_s,
+            ttl_s=ttl_s,
+            idempotency_key=idempotency_key,
         )
         return self.wait(job, on_progress=on_progress) if wait else job
 
@@ -119,10 +132,22 @@ class Client:
         model: str | None = None,
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
+        priority: str | None = None,
+        deadline_s: float | None = None,
+        ttl_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Ask for a fit; returns at once with the job, which has ended if this content is already current."""
-        given = {"dataset": dataset, "target": target, "model": model, "task": task, "options": options}
+        given = {
+            "dataset": dataset,
+            "target": target,
+            "model": model,
+            "task": task,
+            "options": options,
+            "priority": priority,
+            "deadline_s": deadline_s,
+            "ttl_s": ttl_s,
+        }
         fields = {name: value for name, value in given.items() if value is not None}
         body = training_body(data)
         call = Call(
@@ -186,6 +211,14 @@ class Client:
     def cancel(self, job_id: str) -> Job:
         """Cancel a job; Conflict when it has ended already."""
         return Job.decode(self._json(Call("DELETE", f"/v1/jobs/{_segment(job_id)}")))
+
+    def retry(self, job_id: str) -> Job:
+        """Fit a failed or cancelled job's table once more, as a new job; Conflict when it is no longer kept."""
+        return Job.decode(self._json(Call("POST", f"/v1/jobs/{_segment(job_id)}/retry")))
+
+    def dead_letters(self) -> list[Job]:
+        """Jobs that failed because their worker died each time; their tables are kept for a `retry`."""
+        return [Job.decode(item) for item in self._json(Call("GET", "/v1/dead-letters")).get("jobs") or ()]
 
     # Predicts
 

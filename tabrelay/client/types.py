@@ -77,6 +77,14 @@ class Job(_Answer):
     rows: int | None = None
     columns: int | None = None
     queue_position: int | None = None
+    #: interactive or batch.
+    priority: str | None = None
+    #: The job that fits the same content, whose end this one waits for.
+    waits_for: str | None = None
+    deadline_at: datetime | None = None
+    #: Why the service itself asked for the fit: upgrade, damaged or lost.
+    reason: str | None = None
+    retry_of: str | None = None
     #: Seconds that the rest is estimated to take.
     eta_s: float | None = None
     attempt: int | None = None
@@ -203,7 +211,7 @@ class Readiness:
         return self.ready
 
 
-_TIMES = frozenset({"created_at", "started_at", "finished_at", "updated_at"})
+_TIMES = frozenset({"created_at", "deadline_at", "started_at", "finished_at", "updated_at"})
 
 
 def _time(value: Any) -> datetime | None:

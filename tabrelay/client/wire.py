@@ -166,7 +166,8 @@ class Wire:
     def _wait_as_told(self, failure: TabrelayHTTPError, attempt: int) -> float | None:
         if failure.code in LASTING:
             return None
-        if failure.status in (429, 503) and failure.retry_after_s is not None:
+        # 409: the same submission is being worked on; 410: the dataset is being fitted again.
+        if failure.status in (409, 410, 429, 503) and failure.retry_after_s is not None:
             return failure.retry_after_s * (1 + JITTER * self._pace.chance()) or self._backoff(attempt)
         return self._backoff(attempt) if failure.status == 502 else None
 

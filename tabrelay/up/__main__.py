@@ -26,10 +26,17 @@ def parse(arguments: Sequence[str] | None = None) -> StackOptions:
     parser.add_argument("--fit-devices", default=default.fit_devices, metavar="cpu|cuda:0,cuda:1")
     parser.add_argument("--predict-devices", default=default.predict_devices, metavar="cpu|cuda:0,cuda:1")
     parser.add_argument("--model", action="append", default=[], dest="models", metavar="NAME[:TASK][=PATH]")
+    parser.add_argument(
+        "--queues",
+        action="append",
+        default=[],
+        metavar="fit.small,fit.large",
+        help="of each fit worker in turn",
+    )
     parser.add_argument("--threads", type=int, help="compute threads of a worker")
     parser.add_argument("--redis-url", help="use this Redis in place of an embedded one")
     found = vars(parser.parse_args(arguments))
-    return StackOptions(**{**found, "models": tuple(found["models"])})
+    return StackOptions(**{**found, "models": tuple(found["models"]), "queues": tuple(found["queues"])})
 
 
 if __name__ == "__main__":

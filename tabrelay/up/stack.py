@@ -21,6 +21,7 @@ import redis
 from pydantic import ValidationError
 
 from common import errors, process
+from common.catalogue.jobs import QUEUES
 from common.process import Bind
 from common.redis_url import without_password
 from common.settings import Settings, UnknownSetting
@@ -50,6 +51,8 @@ class StackOptions:
     models: Sequence[str] = field(default=())
     threads: int | None = None
     redis_url: str | None = None
+    #: Queues of each fit worker, comma-separated; the last one counts for all that follow.
+    queues: Sequence[str] = field(default=())
 
     def arguments(self) -> list[str]:
         """The same options for the command `python -m tabrelay.up`."""
@@ -65,6 +68,7 @@ class StackOptions:
             "--redis-url": self.redis_url,
         }
         flags = [f"{flag}={value}" for flag, value in given.items() if value is not None]
+        flags += [f"--queues={queues}" for queues in self.queues]
         return flags + [f"--model={model}" for model in self.models]
 
 
@@ -147,7 +151,9 @@ def _children(options: StackOptions, settings: Settings, api: Bind, output: Outp
         output.say(note)
     shared["TABRELAY_DEFAULT_MODEL"] = models.default
     shared["TABRELAY_MODEL_PATHS"] = json.dumps(models.paths)
-    children += [_fit_worker(at, device, settings, shared) for at, device in enumerate(fits)]
+    children += [
+        _fit_worker(at, device, _queues(options, at), settings, shared) for at, device in enumerate(fits)
+    ]
     children += [_predict_worker(at, device, settings, shared) for at, device in enumerate(predicts)]
     return [*children, _api(api, shared)]
 
@@ -254,9 +260,24 @@ def _python(module: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module)
 
 
-def _fit_worker(at: int, device: devices.Device, settings: Settings, shared: dict[str, str]) -> Child:
+def _queues(options: StackOptions, at: int) -> dict[str, str]:
+    """The setting of the fit worker at this place; nothing when the option was not given."""
+    if not options.queues:
+        return {}
+    chosen = options.queues[min(at, len(options.queues) - 1)]
+    names = [name.strip() for name in chosen.split(",")]
+    unknown = [name for name in names if name not in QUEUES]
+    if unknown:
+        raise CannotStart(f"--queues: {unknown[0]!r} is none of {', '.join(QUEUES)}")
+    return {"TABRELAY_QUEUES": ",".join(names)}
+
+
+def _fit_worker(
+    at: int, device: devices.Device, queues: dict[str, str], settings: Settings, shared: dict[str, str]
+) -> Child:
     name = f"fit-{at}"
-    environ = shared | {
+    environ = shared | queues
+    environ |= {
         "TABRELAY_WORKER_NAME": name,
         "TABRELAY_DEVICE": device.name,
         "CUDA_VISIBLE_DEVICES": device.visible,
