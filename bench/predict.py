@@ -7,11 +7,7 @@ whole way over HTTP. Writes `bench/results/predict.json`.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,11 +16,11 @@ from typing import Any
 
 import httpx
 import numpy as np
-import orjson
 import pyarrow as pa
 import torch
 from tabicl import TabICLClassifier
 
+from bench.report import report
 from common.contexts.reader import open_context
 from common.models.protocol import PredictOptions
 from common.models.registry import Registry, load_adapter
@@ -34,7 +30,6 @@ from common.tables.target import Target
 from tabrelay.up.embedded import Stack
 from tabrelay.up.stack import StackOptions
 
-RESULTS = Path(__file__).parent / "results"
 CALLS = 30
 SIZES = (1, 20)
 
@@ -136,15 +131,7 @@ def main() -> None:
                     }
                 )
     medians = {key: round(statistics.median(r[key] for r in rounds), 3) for key in rounds[0]}
-    result = {
-        "command": "python -m bench.predict " + " ".join(sys.argv[1:]),
-        "machine": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout.strip(),
+    measured = {
         "model": name,
         "table": f"{given.rows} x {given.columns}",
         "context_bytes": shown["bytes"],
@@ -160,10 +147,7 @@ def main() -> None:
             size: round(medians[f"service_{size}"] - medians[f"predictor_{size}"], 3) for size in SIZES
         },
     }
-    RESULTS.mkdir(exist_ok=True)
-    text = orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
-    (RESULTS / f"{given.name}.json").write_bytes(text + b"\n")
-    print(text.decode())
+    report("bench.predict", given.name, measured)
 
 
 if __name__ == "__main__":

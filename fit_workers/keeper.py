@@ -3,11 +3,16 @@
 The lease is renewed here and not by the thread that fits, because a long call into C can hold the interpreter
 lock for longer than the lease. It is renewed only while the child that claimed the job lives and is not
 stopped; the child's death ends it at once.
+
+The parent forks a new child just when the keeper is busy with the old one's death. A lock that the keeper's thread held
+at that moment (an import's, a connection pool's) would stay locked in the child for ever, so forks wait for the keeper's
+round to end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -57,7 +62,14 @@ class Keeper:
         self._store = ContextStore(settings)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._round = threading.Lock()
+        os.register_at_fork(
+            before=self._round.acquire,
+            after_in_parent=self._round.release,
+            after_in_child=self._round.release,
+        )
         self._started_ms = int(time.time() * 1000)
+        self._beat = self._swept = -math.inf
         self._ended_token = ""
         self._renewed = ("", 0.0)
 
@@ -88,23 +100,27 @@ class Keeper:
                 self._wake(queue)
 
     def _run(self) -> None:
-        beat = swept = 0.0
         while not self._stop.is_set():
-            now = time.monotonic()
-            try:
-                self._keep_lease()
-                if now - beat >= self._settings.heartbeat_s:
-                    beat = now
-                    self._register()
-                if now - swept >= self._settings.janitor_every_s:
-                    swept = now
-                    self._sweep()
-            except CatalogueUnavailable:
-                log.warning("the catalogue can't be reached")
-                self._stop.wait(1.0)
-            except Exception:
-                log.exception("the keeper stumbled and goes on")
-            self._stop.wait(LOOK_S)
+            pause_s = LOOK_S
+            with self._round:
+                try:
+                    self._look()
+                except CatalogueUnavailable:
+                    log.warning("the catalogue can't be reached")
+                    pause_s += 1.0
+                except Exception:
+                    log.exception("the keeper stumbled and goes on")
+            self._stop.wait(pause_s)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self._keep_lease()
+        if now - self._beat >= self._settings.heartbeat_s:
+            self._beat = now
+            self._register()
+        if now - self._swept >= self._settings.janitor_every_s:
+            self._swept = now
+            self._sweep()
 
     def _held(self) -> Held | None:
         held = self._catalogue.jobs.held_by(self._holder)
