@@ -10,7 +10,7 @@ from celery import Celery
 from flask import current_app
 
 from common import logs
-from common.catalogue import Catalogue
+from common.catalogue import Catalogue, check_in
 from common.files import DataFolder
 from common.models.protocol import Prediction
 from common.models.registry import Registry
@@ -63,6 +63,7 @@ class Services:
             except Exception as error:  # kombu raises what its transport raises; the job is already accepted
                 log.warning("a wake-up was not sent; the janitor will", queue=queue, error=str(error))
 
+        check_in(catalogue)
         warm_up()
         snapshot.start()
         parser.start()

@@ -25,6 +25,7 @@ TabrelayError
 │   └── VerificationFailed       verification_failed
 ├── Unavailable             503  unavailable
 │   ├── CatalogueUnavailable     catalogue_unavailable
+│   │   └── CatalogueEmptied     catalogue_emptied
 │   ├── NoPredictWorker          no_predict_worker
 │   ├── ModelNotReady            model_not_ready
 │   └── WorkerLost               worker_lost
@@ -228,6 +229,12 @@ class CatalogueUnavailable(Unavailable):
     """The catalogue (Redis) can't be reached; try again later."""
 
     code = "catalogue_unavailable"
+
+
+class CatalogueEmptied(CatalogueUnavailable):
+    """The catalogue (Redis) does not belong to this data folder, most likely because it was emptied; nothing is deleted, known datasets go on answering, and `tabrelay catalogue rebuild` restores the rest."""
+
+    code = "catalogue_emptied"
 
 
 class NoPredictWorker(Unavailable):

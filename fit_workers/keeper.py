@@ -18,10 +18,11 @@ from pathlib import Path
 from celery import Celery
 
 from common import logs
-from common.catalogue import Catalogue
+from common.catalogue import Catalogue, check_in
 from common.catalogue.jobs import QUEUES
 from common.catalogue.records import FitWorker
 from common.errors import CatalogueUnavailable
+from common.janitor import Sweeper
 from common.settings import Settings
 from common.wake import TASK
 
@@ -53,6 +54,7 @@ class Keeper:
         self._holder = holder
         self._app = app
         self._catalogue = Catalogue.connect(settings)
+        self._sweeper = Sweeper(self._catalogue, settings, name)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
         self._started_ms = int(time.time() * 1000)
@@ -61,6 +63,7 @@ class Keeper:
 
     def start(self) -> None:
         """Begin."""
+        check_in(self._catalogue)
         self._thread.start()
 
     def stop(self) -> None:
@@ -145,7 +148,8 @@ class Keeper:
         )
 
     def _sweep(self) -> None:
-        """The janitor: expired leases and lost wake-ups; one keeper at a time."""
+        """The janitor: files nobody needs, expired leases and lost wake-ups; one keeper at a time."""
+        self._sweeper.look()
         client, prefix = self._catalogue.client, self._settings.redis_prefix
         lease_ms = int(self._settings.janitor_every_s * 1000)
         if not client.set(f"{prefix}janitor", self._name, nx=True, px=lease_ms):

@@ -6,6 +6,7 @@ refers to it. A refused publish leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from common.files import bury
 from common.placement import HoldersFirst
 from common.relay.client import Lost, Refused
 from common.relay.wire import Question
+from common.retention import Retention
 from fit_workers.report import Reporter
 from fit_workers.worker import Worker
 
@@ -84,13 +86,18 @@ class Publisher:
             target=manifest.target,
             licence=worker.registry.spec(manifest.model).licence,
             fit_s=ready.fit_s,
+            ttl_s=int(getattr(job, "ttl_s", 0) or 0),
         )
-        with worker.folder.locked(job.tenant):
+        with self._room_for(job.tenant, ready), worker.folder.locked(job.tenant):
+            worker.catalogue.epoch.require()
             if ready.built is not None:
                 ready.built.publish()
-            worker.records.intend(job.tenant, job.dataset, version)
+            self._announce(job, ready, version)
             try:
                 self._commit(version)
+            except CatalogueUnavailable:
+                # It may have gone through: the intent stays open, and rebuild decides by what it finds.
+                raise
             except BaseException:
                 worker.records.aborted(job.tenant, job.dataset, version.version)
                 self._withdraw(job, ready)
@@ -105,6 +112,21 @@ class Publisher:
             bytes=version.context_bytes,
         )
         self._after(job, version)
+
+    def _room_for(self, tenant: str, ready: Ready) -> contextlib.AbstractContextManager[None]:
+        """Room within the disk budget, kept until the publish is through; raises StorageFull."""
+        if ready.built is None:
+            return contextlib.nullcontext()
+        worker = self._worker
+        retention = Retention(worker.catalogue, worker.folder, worker.records, worker.settings)
+        return retention.room_for(tenant, ready.digest, ready.nbytes)
+
+    def _announce(self, job: Job, ready: Ready, version: Version) -> None:
+        try:
+            self._worker.records.intend(job.tenant, job.dataset, version)
+        except OSError:  # a full disk, most likely: nothing was announced, so nothing may stay
+            self._withdraw(job, ready)
+            raise
 
     def _commit(self, version: Version) -> None:
         """The one transaction; tried again while the catalogue can't be reached and the lease may still hold."""
@@ -131,7 +153,11 @@ class Publisher:
         if ready.built is None:
             return
         try:
-            referred = self._worker.catalogue.datasets.is_referred(job.tenant, "context", ready.digest)
+            catalogue = self._worker.catalogue
+            # Asked in this order: one that was emptied after the first answer fails the second.
+            referred = catalogue.datasets.is_referred(job.tenant, "context", ready.digest)
+            if not catalogue.epoch.matches():
+                return  # an emptied catalogue knows of no reference; the file may be another version's too
         except CatalogueUnavailable:
             return  # without the catalogue nothing may be removed; the file is found by its missing reference
         if not referred:

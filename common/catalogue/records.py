@@ -180,6 +180,7 @@ class Version:
     target: Mapping[str, Any]
     licence: str = ""
     fit_s: float = 0.0
+    ttl_s: int = 0  # seconds after `created_ms` at which its dataset expires; 0 is never
 
     def encode(self) -> str:
         """As the JSON text that the publish script stores."""
@@ -203,6 +204,7 @@ class Dataset:
     created_ms: int
     updated_ms: int
     versions: Mapping[int, Version]
+    expires_ms: int = 0  # 0 is never
 
     def version(self, number: int | None) -> Version | None:
         """The version of this number, or the current one."""
