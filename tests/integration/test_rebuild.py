@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from typing import Any
 import pytest
 import redis
 
+from common.catalogue import Catalogue
+from common.service.rebuild import Rebuild
 from common.settings import Settings
 from tabrelay.up.embedded import Stack
 from tabrelay.up.redis_server import running_url
@@ -21,8 +25,8 @@ pytestmark = pytest.mark.integration
 
 StartStack = Callable[..., Stack]
 
-#: Sweeps every second, of files of any age: only the epoch keeps the janitor from the disk.
-EAGER = {"TABRELAY_SWEEP_EVERY_S": "1", "TABRELAY_SWEEP_AGE_S": "0"}
+EAGER = {"TABRELAY_SWEEP_EVERY_S": "1"}
+CLI = "import sys, tabrelay.cli; sys.exit(tabrelay.cli.main())"
 QUICK = '{"n_estimators": 2}'
 
 
@@ -37,7 +41,7 @@ def files(data: Path) -> set[str]:
 
 def rebuild(data: Path) -> dict[str, Any]:
     """What the command says."""
-    command = [sys.executable, "-m", "tabrelay.cli", "catalogue", "rebuild", "--data-dir", str(data), "--json"]
+    command = [sys.executable, "-c", CLI, "catalogue", "rebuild", "--data-dir", str(data), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
@@ -66,11 +70,15 @@ def test_emptied_redis_empties_no_disk_and_rebuild_brings_every_version_and_pin_
             return [[answer[key] for key in keys] for answer in said]
 
         before, held = answers(), files(data)
+        for name in held:  # old enough for the janitor: only the epoch keeps it from the disk
+            os.utime(data / name, (time.time() - 7200,) * 2)
         wait_until(
             lambda: all(not d["pending_jobs"] for d in service.http.get("/v1/datasets").json()["datasets"]),
             "quiet",
         )
-        assert rebuild(data)["changed"] is False
+        settings = Settings(data_dir=data, redis_url=url)
+        healthy = Rebuild(Catalogue.connect(settings), settings)
+        assert healthy.run().changed is False
 
         client.flushall()
         assert answers() == before
@@ -90,7 +98,11 @@ def test_emptied_redis_empties_no_disk_and_rebuild_brings_every_version_and_pin_
         assert answers() == before
         assert files(data) == held
         shown = {d["name"]: d for d in service.http.get("/v1/datasets").json()["datasets"]}
-        assert {name: d["pinned"] for name, d in shown.items()} == {"one": False, "two": False, "pinned": True}
+        assert {name: d["pinned"] for name, d in shown.items()} == {
+            "one": False,
+            "two": False,
+            "pinned": True,
+        }
         assert service.fit(numeric(seed=5), "two", options=QUICK)["version"] == 3
         assert service.predict("two", rows)["version"] == 3
-        assert rebuild(data)["changed"] is False
+        assert healthy.run().changed is False
