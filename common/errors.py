@@ -232,7 +232,7 @@ class CatalogueUnavailable(Unavailable):
 
 
 class CatalogueEmptied(CatalogueUnavailable):
-    """The catalogue (Redis) does not belong to this data folder, most likely because it was emptied; nothing is deleted, known datasets go on answering, and `tabrelay catalogue rebuild` restores the rest."""
+    """The catalogue (Redis) was emptied or is another data folder's; nothing is deleted and known datasets go on answering; run `tabrelay catalogue rebuild` to restore it."""
 
     code = "catalogue_emptied"
 

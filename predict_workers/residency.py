@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -114,7 +115,8 @@ class Residency:
         now = time.monotonic()
         if now - self._touched.get(key, -TOUCH_S) >= TOUCH_S:
             self._touched[key] = now
-            self._loader.submit(self._store.touch, *key)
+            with contextlib.suppress(RuntimeError):  # leaving: the loader takes nothing any more
+                self._loader.submit(self._store.touch, *key)
 
     async def _load(self, key: tuple[str, str]) -> LoadedContext:
         loop = asyncio.get_running_loop()
