@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 from typing import Any
 
@@ -21,6 +20,7 @@ from common.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
+from common.files import is_full
 
 log = logs.get("api")
 
@@ -87,7 +87,7 @@ def install(app: Flask) -> None:
         return problem(error)
 
     def unexpected(error: Exception) -> Response:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and is_full(error):
             log.error("the disk is full")
             return problem(StorageFull("there is no room left for uploads"))
         log.exception("request failed")

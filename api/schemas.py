@@ -107,6 +107,9 @@ class Dataset(Shown):
     columns: int
     bytes: int
     pinned: bool
+    expires_at: str | None = Field(
+        default=None, description="deleted soon after, unless pinned or fitted again before"
+    )
 
 
 class Datasets(Shown):

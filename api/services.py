@@ -11,7 +11,7 @@ from flask import current_app
 
 from common import logs
 from common.admission import UploadRoom
-from common.catalogue import Catalogue
+from common.catalogue import Catalogue, check_in
 from common.files import DataFolder
 from common.models.protocol import Prediction
 from common.models.registry import Registry
@@ -68,6 +68,7 @@ class Services:
                 log.warning("a wake-up was not sent; the janitor will", queue=queue, error=str(error))
 
         refits = RefitService(catalogue, registry, settings, wake)
+        check_in(catalogue)
         warm_up()
         snapshot.start()
         parser.start()

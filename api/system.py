@@ -8,7 +8,7 @@ from api import schemas, views
 from api.openapi import documented
 from api.requests import answer, tenant
 from api.services import services
-from common.errors import CatalogueUnavailable, ModelNotReady
+from common.errors import CatalogueEmptied, CatalogueUnavailable, ModelNotReady
 
 blueprint = Blueprint("system", __name__)
 
@@ -75,6 +75,9 @@ def readyz() -> Response:
             missing["fit_workers"] = "no fit worker is registered"
         if not held.catalogue.workers.predict():
             missing["predict_workers"] = "no predict worker is registered"
+        held.catalogue.epoch.require()
+    except CatalogueEmptied as error:
+        missing["epoch"] = error.detail
     except CatalogueUnavailable as error:
         missing["catalogue"] = error.detail
     if not missing and not held.snapshot.workers:

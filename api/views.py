@@ -92,6 +92,7 @@ def dataset(entry: Dataset) -> dict[str, Any]:
         "versions": len(entry.versions),
         "created_at": when(entry.created_ms),
         "updated_at": when(entry.updated_ms),
+        "expires_at": when(entry.expires_ms),
     }
 
 

@@ -25,6 +25,7 @@ TabrelayError
 │   └── VerificationFailed       verification_failed
 ├── Unavailable             503  unavailable
 │   ├── CatalogueUnavailable     catalogue_unavailable
+│   │   └── CatalogueEmptied     catalogue_emptied
 │   ├── NoPredictWorker          no_predict_worker
 │   ├── ModelNotReady            model_not_ready
 │   └── WorkerLost               worker_lost
@@ -229,6 +230,12 @@ class CatalogueUnavailable(Unavailable):
     """The catalogue (Redis) can't be reached; try again later."""
 
     code = "catalogue_unavailable"
+
+
+class CatalogueEmptied(CatalogueUnavailable):
+    """The catalogue (Redis) was emptied or is another data folder's; nothing is deleted and known datasets go on answering; run `tabrelay catalogue rebuild` to restore it."""
+
+    code = "catalogue_emptied"
 
 
 class NoPredictWorker(Unavailable):

@@ -4,6 +4,7 @@
     <data>/tables/<tenant>/<digest>.parquet          canonical training tables
     <data>/contexts/<tenant>/<digest>.safetensors    contexts (common.contexts.store)
     <data>/records.jsonl                             the record file
+    <data>/epoch                                     which catalogue belongs here (common.catalogue.epoch)
     <data>/models/                                   downloaded weights
 
 A file enters under its tenant's lock together with the script that refers to it, and leaves under the same
@@ -12,6 +13,7 @@ lock after the catalogue said once more that nobody refers to it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -48,6 +50,12 @@ class DataFolder:
         """A tenant's tables."""
         return private_folder(self._root / "tables" / _tenant(tenant))
 
+    def roots(self, kind: str) -> list[Path]:
+        """The folders whose sub-folders are tenants and hold files of this kind, one a tier."""
+        if kind == "table":
+            return [self._root / "tables"]
+        return [self._root / "contexts"] + ([self._host] if self._host is not None else [])
+
     def table(self, tenant: str, digest: str) -> Path:
         """A canonical table."""
         return self.tables(tenant) / f"{_digest(digest)}.parquet"
@@ -79,8 +87,21 @@ class DataFolder:
     @contextmanager
     def locked(self, tenant: str) -> Iterator[None]:
         """Hold the tenant's lock; ends with the process that holds it."""
-        path = private_folder(self._root / "locks") / _tenant(tenant)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        with self._holding(_tenant(tenant)):
+            yield
+
+    @contextmanager
+    def budget_locked(self) -> Iterator[None]:
+        """Hold the disk budget's lock, so that two publishes never count the same free bytes.
+
+        Taken before a tenant's lock, never while one is held. No tenant's name begins with a dot.
+        """
+        with self._holding(".budget"):
+            yield
+
+    @contextmanager
+    def _holding(self, name: str) -> Iterator[None]:
+        descriptor = os.open(private_folder(self._root / "locks") / name, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -88,9 +109,19 @@ class DataFolder:
             os.close(descriptor)
 
 
+def is_full(error: OSError) -> bool:
+    """Whether this fault means that there is no room: a full disk, a quota, or the largest file allowed."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def bury(folder: DataFolder, catalogue: Catalogue, tenant: str) -> int:
-    """Unlink every file of the tenant that nobody refers to, in every tier; returns how many."""
+    """Unlink every file of the tenant that nobody refers to, in every tier; returns how many.
+
+    None while the catalogue does not belong to this folder: what another one says of its files is not said of these.
+    """
     buried = 0
+    if not catalogue.epoch.matches():
+        return buried
     for kind, digest in catalogue.datasets.dying(tenant):
         with folder.locked(tenant):
             if not catalogue.datasets.is_dying(tenant, kind, digest):

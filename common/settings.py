@@ -127,6 +127,18 @@ class Settings(BaseSettings):
     jobs_kept: int = Field(10_000, ge=1, description="Ended jobs that a tenant's list keeps.")
     versions_kept: int = Field(2, ge=1, le=100, description="Versions of a dataset that are kept.")
 
+    # What is removed, and when
+    sweep_every_s: float = Field(60.0, gt=0, description="How often files that nobody needs are looked for.")
+    sweep_age_s: float = Field(
+        3600.0, ge=0, description="No file younger than this is swept, whoever needs it."
+    )
+    upload_ttl_s: float = Field(
+        86_400.0, ge=0, description="Age at which a raw upload that no job needs is removed."
+    )
+    disk_budget_bytes: int = Field(
+        0, ge=0, description="Most bytes of tables and contexts on disk; 0 is no limit but the disk's own."
+    )
+
     # Predict workers
     worker_name: str = Field("", description="This worker's name; made from host and process id when empty.")
     predict_bind: str = Field(

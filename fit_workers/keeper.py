@@ -23,11 +23,12 @@ from pathlib import Path
 from celery import Celery
 
 from common import logs
-from common.catalogue import Catalogue
+from common.catalogue import Catalogue, check_in
 from common.catalogue.jobs import QUEUES, Held
 from common.catalogue.records import FitWorker
 from common.contexts.store import ContextStore
 from common.errors import CatalogueUnavailable
+from common.janitor import Sweeper
 from common.settings import Settings
 from common.wake import TASK, unheard
 
@@ -60,6 +61,7 @@ class Keeper:
         self._app = app
         self._catalogue = Catalogue.connect(settings)
         self._store = ContextStore(settings)
+        self._sweeper = Sweeper(self._catalogue, settings, name)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
         self._round = threading.Lock()
@@ -75,6 +77,7 @@ class Keeper:
 
     def start(self) -> None:
         """Begin."""
+        check_in(self._catalogue)
         self._thread.start()
 
     def stop(self) -> None:
@@ -172,7 +175,8 @@ class Keeper:
         )
 
     def _sweep(self) -> None:
-        """The janitor: expired leases and lost wake-ups; one keeper at a time."""
+        """The janitor: files nobody needs, expired leases and lost wake-ups; one keeper at a time."""
+        self._sweeper.look()
         client, prefix = self._catalogue.client, self._settings.redis_prefix
         lease_ms = int(self._settings.janitor_every_s * 1000)
         if not client.set(f"{prefix}janitor", self._name, nx=True, px=lease_ms):

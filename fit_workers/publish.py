@@ -6,6 +6,7 @@ refers to it. A refused publish leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from common.files import bury
 from common.placement import HoldersFirst
 from common.relay.client import Lost, Refused
 from common.relay.wire import Question
+from common.retention import Retention
 from fit_workers.report import Reporter
 from fit_workers.worker import Worker
 
@@ -70,11 +72,15 @@ class Publisher:
         """
         worker = self._worker
         self._reporter.phase(Phase.PUBLISHING)
-        with worker.folder.locked(self._claim.job.tenant):
+        tenant = self._claim.job.tenant
+        with self._room_for(tenant, ready), worker.folder.locked(tenant):
+            worker.catalogue.epoch.require()
             if ready.built is not None:
                 ready.built.publish()
             try:
                 version = self._publish_for_whom_it_is(ready)
+            except CatalogueUnavailable:
+                raise  # it may have gone through: the file stays until it is known to be nobody's
             except BaseException:
                 self._withdraw(ready)
                 raise
@@ -100,6 +106,8 @@ class Publisher:
             except Moved:
                 records.aborted(job.tenant, job.dataset, version.version)
                 continue
+            except CatalogueUnavailable:
+                raise  # it may have gone through: the intent stays open, and rebuild decides by what it finds
             except BaseException:
                 records.aborted(job.tenant, job.dataset, version.version)
                 raise
@@ -125,7 +133,16 @@ class Publisher:
             licence=self._worker.registry.spec(manifest.model).licence,
             fit_s=ready.fit_s,
             options=manifest.options,
+            ttl_s=job.ttl_s,
         )
+
+    def _room_for(self, tenant: str, ready: Ready) -> contextlib.AbstractContextManager[None]:
+        """Room within the disk budget, kept until the publish is through; raises StorageFull."""
+        if ready.built is None:
+            return contextlib.nullcontext()
+        worker = self._worker
+        retention = Retention(worker.catalogue, worker.folder, worker.records, worker.settings)
+        return retention.room_for(tenant, ready.digest, ready.nbytes)
 
     def _commit(self, version: Version) -> None:
         """The one transaction; tried again while the catalogue can't be reached and the lease may still hold."""
@@ -153,7 +170,11 @@ class Publisher:
             return
         job = self._claim.job
         try:
-            referred = self._worker.catalogue.datasets.is_referred(job.tenant, "context", ready.digest)
+            catalogue = self._worker.catalogue
+            # Asked in this order: one that was emptied after the first answer fails the second.
+            referred = catalogue.datasets.is_referred(job.tenant, "context", ready.digest)
+            if not catalogue.epoch.matches():
+                return  # an emptied catalogue knows of no reference; the file may be another version's too
         except CatalogueUnavailable:
             return  # without the catalogue nothing may be removed; the file is found by its missing reference
         if not referred:

@@ -8,9 +8,10 @@ import threading
 import time
 
 from common import logs
-from common.catalogue import Catalogue
+from common.catalogue import Catalogue, check_in
 from common.catalogue.records import PredictWorker
 from common.errors import CatalogueUnavailable
+from common.janitor import Sweeper
 from common.settings import Settings
 from predict_workers.batcher import Batcher
 from predict_workers.residency import Residency
@@ -39,6 +40,7 @@ class Heartbeat:
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._sweeper = Sweeper(catalogue, settings, name, as_substitute=True)
         self._started_ms = int(time.time() * 1000)
 
     def start(self) -> None:
@@ -57,10 +59,12 @@ class Heartbeat:
 
     def _run(self) -> None:
         reachable = True
+        check_in(self._catalogue)
         while not self._stop.is_set():
             self._changed.clear()
             try:
                 self._catalogue.workers.register_predict(self._state())
+                self._sweeper.look()
                 if not reachable:
                     log.info("the catalogue is reachable again")
                 reachable = True

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,9 @@ from common.tables.schema import TableSchema
 from common.tables.target import Target
 
 log = logs.get("residency")
+
+#: Seconds between two notes on disk that a context is in use.
+TOUCH_S = 60.0
 
 
 class Backbones:
@@ -71,6 +76,7 @@ class Residency:
         self._on_change = on_change
         self._held: OrderedDict[tuple[str, str], LoadedContext] = OrderedDict()
         self._loading: dict[tuple[str, str], asyncio.Task[LoadedContext]] = {}
+        self._touched: dict[tuple[str, str], float] = {}  # time.monotonic()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
         self.loads = 0
         self.evictions = 0
@@ -95,6 +101,7 @@ class Residency:
         held = self._held.get(key)
         if held is not None:
             self._held.move_to_end(key)
+            self._touch(key)
             return held
         task = self._loading.get(key)
         if task is None:
@@ -103,12 +110,22 @@ class Residency:
             task.add_done_callback(lambda _: self._loading.pop(key, None))
         return await asyncio.shield(task)
 
+    def _touch(self, key: tuple[str, str]) -> None:
+        """Note on disk that a context is used, at most once in TOUCH_S."""
+        now = time.monotonic()
+        if now - self._touched.get(key, -TOUCH_S) >= TOUCH_S:
+            self._touched[key] = now
+            with contextlib.suppress(RuntimeError):  # leaving: the loader takes nothing any more
+                self._loader.submit(self._store.touch, *key)
+
     async def _load(self, key: tuple[str, str]) -> LoadedContext:
         loop = asyncio.get_running_loop()
         loaded = await loop.run_in_executor(self._loader, self._open, *key)
         self.loads += 1
         self._make_room(loaded.nbytes)
         self._held[key] = loaded
+        self._touched = {held: at for held, at in self._touched.items() if held in self._held and held != key}
+        self._touch(key)
         self._on_change()
         return loaded
 

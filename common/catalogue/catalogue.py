@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from common import logs
 from common.catalogue.connection import Client, Scripts, connect
 from common.catalogue.datasets import Datasets
+from common.catalogue.epoch import Epoch
 from common.catalogue.jobs import Jobs
 from common.catalogue.workers import Workers
+from common.errors import CatalogueEmptied, CatalogueUnavailable
 from common.settings import Settings
+
+log = logs.get("catalogue")
 
 
 class Catalogue:
-    """Jobs, datasets and workers of one deployment."""
+    """Jobs, datasets and workers of one deployment, and the epoch that ties them to the data folder."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         scripts = Scripts(client, settings.redis_prefix)
@@ -19,6 +24,7 @@ class Catalogue:
         self.jobs = Jobs(client, scripts, settings)
         self.datasets = Datasets(client, scripts, settings.redis_prefix)
         self.workers = Workers(client, settings)
+        self.epoch = Epoch(client, settings.redis_prefix, settings.data)
 
     @classmethod
     def connect(cls, settings: Settings) -> Catalogue:
@@ -26,5 +32,20 @@ class Catalogue:
         return cls(connect(settings.redis_url), settings)
 
     def ping(self) -> None:
-        """Raise CatalogueUnavailable when Redis does not answer."""
-        self.client.ping()
+        """Raise CatalogueUnavailable when Redis does not answer, CatalogueEmptied when it lost what it knew."""
+        self.epoch.require()
+
+
+def check_in(catalogue: Catalogue) -> bool:
+    """At a service's start: begin the epoch of an empty folder, or say that catalogue and folder differ.
+
+    Returns whether they belong together; neither that nor an unreachable Redis keeps a service from starting.
+    """
+    try:
+        matches = catalogue.epoch.ensure()
+    except (CatalogueUnavailable, OSError) as error:
+        log.warning("the catalogue's epoch can't be compared yet", error=str(error))
+        return False
+    if not matches:
+        log.warning(str(CatalogueEmptied()))
+    return matches

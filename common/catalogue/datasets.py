@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
 from common.catalogue.connection import Client, Scripts
 from common.catalogue.records import Dataset, Version
 from common.errors import DatasetNotFound
@@ -30,6 +35,7 @@ class Datasets:
             created_ms=int(entry.get("created_ms") or 0),
             updated_ms=int(entry.get("updated_ms") or 0),
             versions={int(number): Version.decode(text) for number, text in sorted(versions.items())},
+            expires_ms=int(entry.get("expires_ms") or 0),
         )
 
     def names(self, tenant: str, *, after: str | None, limit: int) -> list[str]:
@@ -73,6 +79,36 @@ class Datasets:
     def is_referred(self, tenant: str, kind: str, digest: str) -> bool:
         """True while a version or a job needs this file."""
         return bool(self._client.exists(f"{self._prefix}refs:{tenant}:{kind}:{digest}"))
+
+    def condemn(self, epoch: str, tenant: str, kind: str, digest: str) -> bool:
+        """Mark a file dying when nobody refers to it and the catalogue is still of this epoch."""
+        return bool(self._scripts.run("condemn", epoch, tenant, kind, digest))
+
+    def drop(self, tenant: str, name: str, version: Version, *, sparing: bool = False) -> bool:
+        """End one version; `sparing` ends neither a current one nor one of a pinned dataset."""
+        arguments = tenant, name, version.version, version.context, int(sparing)
+        return bool(self._scripts.run("drop", *arguments))
+
+    def restore(self, tenant: str, name: str, given: Mapping[str, Any]) -> tuple[bool, bool, list[int]]:
+        """Bring recorded versions back: whether the dataset is new, was pinned, and which versions are new."""
+        new, pinned, *versions = self._scripts.run("restore", tenant, name, orjson.dumps(given).decode())
+        return bool(new), bool(pinned), [int(number) for number in versions]
+
+    def all(self) -> list[tuple[str, str]]:
+        """(tenant, name) of every dataset, and of some that are gone."""
+        members = self._client.zrange(f"{self._prefix}changed", 0, -1)
+        split = (member.split("/", 1) for member in members)
+        return [(tenant, name) for tenant, name in split]
+
+    def expired(self, now_ms: int) -> list[tuple[str, str]]:
+        """(tenant, name) of datasets whose time is up."""
+        members = self._client.zrangebyscore(f"{self._prefix}expiring", "-inf", now_ms, start=0, num=1000)
+        split = (member.split("/", 1) for member in members)
+        return [(tenant, name) for tenant, name in split]
+
+    def holders(self, tenant: str, kind: str, digest: str) -> int:
+        """How many versions and jobs need this file."""
+        return int(self._client.scard(f"{self._prefix}refs:{tenant}:{kind}:{digest}"))
 
     def buried(self, tenant: str, kind: str, digest: str) -> None:
         """The file was unlinked."""

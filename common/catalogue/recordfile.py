@@ -1,12 +1,13 @@
 """The record file: names, versions and pins on disk, so that the loss of Redis loses no dataset.
 
 One JSON object a line, appended by a single write and fsynced before what it announces happens:
-`publish` (an intent, with the whole version record), `published` or `aborted` (what became of it),
-`delete` (a tombstone) and `pin`. Later lines win; a torn last line is ignored.
+`publish` (an intent, with the whole version record), `published` or `aborted` (what became of it), `end` (one
+version is gone), `delete` (a tombstone) and `pin`. Later lines win; torn lines are passed over.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -38,6 +39,10 @@ class RecordFile:
         """The catalogue refused it."""
         self._append({"op": "aborted", "tenant": tenant, "dataset": dataset, "version": version})
 
+    def end(self, tenant: str, dataset: str, version: int) -> None:
+        """This version is given up."""
+        self._append({"op": "end", "tenant": tenant, "dataset": dataset, "version": version})
+
     def delete(self, tenant: str, dataset: str) -> None:
         """The dataset and every version recorded so far are gone."""
         self._append({"op": "delete", "tenant": tenant, "dataset": dataset})
@@ -52,8 +57,20 @@ class RecordFile:
             return
         with self.path.open("rb") as file:
             for line in file:
-                if line.endswith(b"\n") and line.strip():
-                    yield orjson.loads(line)
+                if not line.endswith(b"\n"):
+                    continue
+                try:
+                    record = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    continue  # its writer died; the next one began a new line
+                if isinstance(record, dict):
+                    yield record
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Nobody appends meanwhile, this process neither: an append would wait for itself."""
+        with self._locked():
+            yield
 
     def _append(self, record: dict[str, Any]) -> None:
         line = orjson.dumps(record) + b"\n"
@@ -64,7 +81,7 @@ class RecordFile:
             written = os.write(descriptor, line)
             if written != len(line):
                 os.ftruncate(descriptor, end)
-                raise OSError(f"only {written} of {len(line)} bytes of a record were written")
+                raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes of a record were written")
             os.fsync(descriptor)
 
     @contextmanager

@@ -212,6 +212,7 @@ class Version:
     licence: str = ""
     fit_s: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
+    ttl_s: float = 0.0  # seconds after `created_ms` at which its dataset expires; 0 is never
 
     def encode(self) -> str:
         """As the JSON text that the publish script stores."""
@@ -235,6 +236,7 @@ class Dataset:
     created_ms: int
     updated_ms: int
     versions: Mapping[int, Version]
+    expires_ms: int = 0  # 0 is never
 
     def version(self, number: int | None) -> Version | None:
         """The version of this number, or the current one."""

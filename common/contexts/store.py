@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 from common import logs
@@ -73,6 +74,14 @@ class ContextStore:
             except FileNotFoundError:
                 pass  # unlinked between opening and touching
         return open_context(self._path(tenant, digest, "disk"), digest, "disk")
+
+    def touch(self, tenant: str, digest: str) -> None:
+        """Note that the context is in use: retention ends what was used longest ago. Its age stays as it is."""
+        path = self._path(tenant, digest, "disk")
+        try:
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        except OSError:
+            return  # deleted meanwhile, or a disk that is read only here
 
     def copy_to_host(self, tenant: str, digest: str) -> bool:
         """Copy a context into the host tier, dropping what was opened longest ago; False when it does not fit."""

@@ -1,8 +1,9 @@
 """The routing snapshot: what a predict needs to know of the catalogue, kept in the API's own memory.
 
 Refreshed when a change is announced and at least every `snapshot_refresh_s`; when Redis is down the last one
-goes on answering. Redis is asked on the way of a predict only for what the snapshot can't settle: a name or
-version it does not know, a dataset with a job in flight, a context that a worker no longer has.
+goes on answering, and when Redis was emptied (common.catalogue.epoch) no dataset is dropped from it. Redis is asked
+on the way of a predict only for what the snapshot can't settle: a name or version it does not know, a dataset with a
+job in flight, a context that a worker no longer has.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from redis.exceptions import RedisError
 from common import logs
 from common.catalogue import Catalogue
 from common.catalogue.records import Dataset, PredictWorker, Version
-from common.errors import CatalogueUnavailable, DatasetNotFound, VersionNotFound
+from common.errors import CatalogueEmptied, CatalogueUnavailable, DatasetNotFound, VersionNotFound
 from common.settings import Settings
 
 log = logs.get("snapshot")
@@ -34,6 +35,7 @@ class RoutingSnapshot:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._reachable = False
+        self._emptied = False
         self._thread = threading.Thread(target=self._run, name="routing-snapshot", daemon=True)
 
     def start(self) -> None:
@@ -76,8 +78,14 @@ class RoutingSnapshot:
                 raise
             dataset = known
         except DatasetNotFound:
-            self._datasets.pop((tenant, name), None)
-            raise
+            known = self._datasets.get((tenant, name))
+            if not self._catalogue.epoch.matches():
+                if known is None:
+                    raise CatalogueEmptied(retry_after_s=30) from None
+                dataset = known
+            else:
+                self._datasets.pop((tenant, name), None)
+                raise
         else:
             self._datasets[tenant, name] = dataset
         version = dataset.version(number)
@@ -92,18 +100,32 @@ class RoutingSnapshot:
         """Read what changed; raises CatalogueUnavailable."""
         with self._lock:
             try:
+                emptied = not self._catalogue.epoch.matches()
                 mark, changed = self._catalogue.datasets.changed_since(self._mark)
+                if self._emptied and not emptied:  # restored: what was kept may not have come back
+                    changed = list({*changed, *self._datasets})
                 for tenant, name in changed:
                     try:
                         self._datasets[tenant, name] = self._catalogue.datasets.get(tenant, name)
                     except DatasetNotFound:
-                        self._datasets.pop((tenant, name), None)
+                        if not emptied and self._catalogue.epoch.matches():
+                            self._datasets.pop((tenant, name), None)
                 self._mark = mark
-                self._workers = tuple(self._catalogue.workers.predict())
+                workers = tuple(self._catalogue.workers.predict())
+                if not workers and not self._catalogue.epoch.matches():
+                    # An emptied Redis hears of the workers again at their next heartbeats.
+                    workers, emptied = self._workers, True
+                self._workers = workers
+                self._tell(emptied)
             except CatalogueUnavailable:
                 self._reachable = False
                 raise
             self._reachable = True
+
+    def _tell(self, emptied: bool) -> None:
+        if emptied and not self._emptied:
+            log.warning("the catalogue was emptied; routing goes on from the last snapshot")
+        self._emptied = emptied
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -19,8 +19,8 @@ class DatasetService:
         self._records = RecordFile(settings.data)
 
     def get(self, tenant: str, name: str) -> Dataset:
-        """A dataset with a published version; raises DatasetNotFound."""
-        dataset = self._catalogue.datasets.get(tenant, dataset_name(name))
+        """A dataset with a published version; raises DatasetNotFound, or CatalogueEmptied for one not restored yet."""
+        dataset = self._find(tenant, dataset_name(name))
         if not dataset.current:
             raise DatasetNotFound(f"the dataset {name!r} has no published version yet")
         return dataset
@@ -39,15 +39,38 @@ class DatasetService:
                 if len(found) == limit:
                     return found, after
             if len(names) < limit:
+                if not found:
+                    self._catalogue.epoch.require()  # an emptied catalogue is not an empty one
                 return found, None
 
     def delete(self, tenant: str, name: str) -> None:
         """Delete a dataset and its files in every tier; the tombstone is on disk before this returns."""
         name = dataset_name(name)
-        self._catalogue.datasets.get(tenant, name)
+        self._find(tenant, name)
         self._records.delete(tenant, name)
         self._catalogue.datasets.delete(tenant, name)
         bury(self._folder, self._catalogue, tenant)
+
+    def delete_expired(self, tenant: str, name: str, now_ms: int) -> bool:
+        """Delete a dataset whose time is up, unless a publish or a pin came before."""
+        with self._folder.locked(tenant):  # publishes hold it too
+            try:
+                found = self._catalogue.datasets.get(tenant, name)
+            except DatasetNotFound:
+                return False
+            if found.pinned or not 0 < found.expires_ms <= now_ms:
+                return False
+            self._records.delete(tenant, name)
+            self._catalogue.datasets.delete(tenant, name)
+        bury(self._folder, self._catalogue, tenant)
+        return True
+
+    def _find(self, tenant: str, name: str) -> Dataset:
+        try:
+            return self._catalogue.datasets.get(tenant, name)
+        except DatasetNotFound:
+            self._catalogue.epoch.require()
+            raise
 
     def pin(self, tenant: str, name: str, pinned: bool) -> Dataset:
         """Keep every version of a dataset, or no longer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib.abc
 import math
 import os
@@ -29,7 +30,7 @@ sys.meta_path.insert(0, _NoPandas())
 import orjson
 import pyarrow as pa
 
-from common.errors import InternalError, TabrelayError
+from common.errors import InternalError, StorageFull, TabrelayError
 from common.tables.parse import read_table
 from common.tables.shape import TableLimits
 from common.tables.training import parse_training_file
@@ -85,12 +86,19 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": error.encode()}
     except MemoryError:
         return {"error": "memory", "retire": True}
+    except OSError as error:
+        traceback.print_exc()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return {"error": StorageFull("There is no room left for the table.").encode()}
+        return _broken()
     except Exception:
         traceback.print_exc()
-        return {
-            "error": InternalError("The parser failed; the log names the cause.").encode(),
-            "retire": True,
-        }
+        return _broken()
+
+
+def _broken() -> dict[str, Any]:
+    fault = InternalError("The parser failed; the log names the cause.")
+    return {"error": fault.encode(), "retire": True}
 
 
 def _work(request: Mapping[str, Any]) -> dict[str, Any]:

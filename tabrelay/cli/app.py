@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tabrelay.cli import catalogue, fits, predicts, stacks
+from tabrelay.cli import catalogue, fits, predicts, rebuild, stacks
 from tabrelay.cli.options import Key, Session, Url
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for part in (stacks, fits, predicts, catalogue):
+for part in (stacks, fits, predicts, catalogue, rebuild):
     part.register(app)
 
 

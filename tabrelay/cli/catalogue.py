@@ -71,6 +71,7 @@ def dataset(
             "context size": size(found.bytes),
             "pinned": found.pinned,
             "updated": found.updated_at,
+            "expires": found.raw.get("expires_at"),
             "target": found.raw.get("target"),
             "columns": _column_names(found.raw.get("schema")),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 
 import redis
@@ -72,6 +73,10 @@ class HttpAnswers:
         self.bind = bind
         self.path = path
 
+    def accepts(self, status: int, body: bytes) -> bool:
+        """Whether this answer means ready."""
+        return status == 200
+
     def __call__(self) -> bool:
         connection = (
             _UnixConnection(self.bind.path, TIMEOUT_S)
@@ -80,8 +85,22 @@ class HttpAnswers:
         )
         try:
             connection.request("GET", self.path)
-            return connection.getresponse().status == 200
+            response = connection.getresponse()
+            return self.accepts(response.status, response.read())
         except (OSError, http.client.HTTPException):
             return False
         finally:
             connection.close()
+
+
+class ApiAnswers(HttpAnswers):
+    """The API is ready, or would be once the catalogue is rebuilt: for that it must be running."""
+
+    def accepts(self, status: int, body: bytes) -> bool:
+        """Whether nothing is missing but what `tabrelay catalogue rebuild` brings back."""
+        if status != 503:
+            return status == 200
+        try:
+            return list(json.loads(body)["missing"]) == ["epoch"]
+        except (ValueError, KeyError, TypeError):
+            return False

@@ -70,6 +70,14 @@ def prepare(settings: Settings) -> RedisServer:
     return RedisServer((str(binary), str(configuration)), unix_url(str(socket), password), socket, version)
 
 
+def running_url(settings: Settings) -> str | None:
+    """Where the embedded server of a running stack on this data folder answers; None when there is none."""
+    socket, password = settings.run / "redis.sock", settings.data / "redis" / "password"
+    if not socket.exists() or not password.exists():
+        return None
+    return unix_url(str(socket), password.read_text().strip())
+
+
 def _configuration(folder: Path, socket: Path, password: str) -> str:
     lines = [
         "port 0",

@@ -21,6 +21,8 @@ import redis
 from pydantic import ValidationError
 
 from common import errors, process
+from common.catalogue.connection import connect
+from common.catalogue.epoch import Epoch
 from common.catalogue.jobs import QUEUES
 from common.process import Bind
 from common.redis_url import without_password
@@ -104,9 +106,13 @@ def _run(options: StackOptions) -> int:
         with _reserved(options.host, options.port) as api, locked(data, output.say) as lock:
             _sweep(data)
             children = _children(options, settings, api, output)
-            supervisor = Supervisor(
-                children, output=output, on_ready=lambda: _announce(f"http://{api}"), pass_fds=(lock,)
-            )
+            url = children[-1].environ["TABRELAY_REDIS_URL"]
+
+            def on_ready() -> None:
+                _compare_epochs(settings, url, output)
+                _announce(f"http://{api}")
+
+            supervisor = Supervisor(children, output=output, on_ready=on_ready, pass_fds=(lock,))
             status = supervisor.run()
             _tidy(settings)
             return status
@@ -303,7 +309,19 @@ def _predict_worker(at: int, device: devices.Device, settings: Settings, shared:
 
 def _api(bind: Bind, shared: dict[str, str]) -> Child:
     environ = shared | {"TABRELAY_API_BIND": str(bind)}
-    return Child("api", _python("api"), environ, ready.HttpAnswers(bind), _API_STAGE)
+    return Child("api", _python("api"), environ, ready.ApiAnswers(bind), _API_STAGE)
+
+
+def _compare_epochs(settings: Settings, url: str, output: Output) -> None:
+    """Say in one line when Redis does not know what the data folder holds; the stack goes on all the same."""
+    client = connect(url)
+    try:
+        if not Epoch(client, settings.redis_prefix, settings.data).ensure():
+            output.say(str(errors.CatalogueEmptied()))
+    except (errors.CatalogueUnavailable, OSError) as error:
+        output.say(f"the catalogue's epoch can't be compared: {error}")
+    finally:
+        client.close()
 
 
 def _announce(url: str) -> None:

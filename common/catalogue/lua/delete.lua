@@ -18,7 +18,6 @@ local versions = key('versions', tenant, dataset)
 for _, version in ipairs(redis.call('HKEYS', versions)) do
   end_version(tenant, dataset, version)
 end
-redis.call('DEL', entry, versions, pending)
-redis.call('ZREM', key('datasets', tenant), dataset)
+forget_dataset(tenant, dataset)
 changed(tenant, dataset)
 return 1

@@ -49,6 +49,19 @@ local function unrefer(tenant, kind, digest, holder)
   end
 end
 
+-- A dataset expires `ttl_s` after its current version was published, or never.
+local function set_expiry(tenant, dataset, v)
+  local entry, member = key('dataset', tenant, dataset), tenant .. '/' .. dataset
+  if v.ttl_s and v.ttl_s > 0 then
+    local at = int(v.created_ms + v.ttl_s * 1000)
+    redis.call('HSET', entry, 'expires_ms', at)
+    redis.call('ZADD', key('expiring'), at, member)
+  else
+    redis.call('HDEL', entry, 'expires_ms')
+    redis.call('ZREM', key('expiring'), member)
+  end
+end
+
 -- Append what a job looks like now to its capped event stream; the entry's id is Redis' own time.
 local function event(job)
   local f = redis.call('HMGET', key('job', job), 'state', 'phase', 'fraction', 'attempt')
@@ -230,4 +243,11 @@ local function end_version(tenant, dataset, version)
     and redis.call('HGET', key('keys', tenant), v.key) == v.context then
     redis.call('HDEL', key('keys', tenant), v.key)
   end
+end
+
+-- A dataset without versions and jobs is no dataset.
+local function forget_dataset(tenant, dataset)
+  redis.call('DEL', key('dataset', tenant, dataset), key('versions', tenant, dataset), key('pending', tenant, dataset))
+  redis.call('ZREM', key('datasets', tenant), dataset)
+  redis.call('ZREM', key('expiring'), tenant .. '/' .. dataset)
 end

@@ -34,6 +34,7 @@ redis.call('HSET', key('keys', tenant), v.key, digest)
 local current = tonumber(redis.call('HGET', entry, 'current') or '0')
 if tonumber(version) > current then
   redis.call('HSET', entry, 'current', version)
+  set_expiry(tenant, dataset, v)
 end
 redis.call('HSET', entry, 'updated_ms', int(now_ms()))
 finish(job, 'succeeded', { 'phase', '', 'fraction', 1, 'context', digest, 'context_bytes', int(v.context_bytes),
