@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from api.services import services
 from common.catalogue.records import Job, JobState
 from common.errors import FieldError, InvalidRequest, TooLarge, UnsupportedMediaType
 from common.service.fits import FitRequest
+from common.service.forecast import Forecaster
 from common.tables.parse import detect_format
 
 blueprint = Blueprint("fits", __name__, url_prefix="/v1")
@@ -70,8 +72,8 @@ def jobs() -> Response:
         limit=query_int("limit", 50, 1, 500) or 50,
         cursor=request.args.get("cursor") or None,
     )
-    place = services().catalogue.jobs.position
-    return answer({"jobs": [views.job(job, place(job)) for job in found], "next": cursor})
+    outlook, now_ms = Forecaster(services().catalogue).of, int(time.time() * 1000)
+    return answer({"jobs": [views.job(job, outlook(job, now_ms)) for job in found], "next": cursor})
 
 
 @blueprint.get("/jobs/<job_id>")
@@ -93,7 +95,8 @@ def _job_answer(job: Job, status: int) -> Response:
     headers = {"Location": f"/v1/jobs/{job.id}"}
     if not job.state.ended:
         headers["Retry-After"] = str(POLL_S)
-    return answer(views.job(job, services().catalogue.jobs.position(job)), status, headers)
+    outlook = Forecaster(services().catalogue).of(job, int(time.time() * 1000))
+    return answer(views.job(job, outlook), status, headers)
 
 
 def _multipart() -> FitRequest:
