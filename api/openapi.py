@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -39,8 +40,17 @@ def documented(
     """Describe a route; the routes check what comes in themselves, so that every error is a problem."""
     bodies: dict[str, Any] = {f"HTTP_{status}": model for status, model in ok.items()}
     bodies |= {f"HTTP_{status}": Problem for status in _PROBLEMS if status in problems}
-    described = spec.validate(resp=Answers(media_type, **bodies), tags=[tag], skip_validation=True, **parts)
-    return cast("Callable[[Route], Route]", described)
+    describe = spec.validate(resp=Answers(media_type, **bodies), tags=[tag], skip_validation=True, **parts)
+
+    def described(route: Route) -> Route:
+        # spectree's wrapper reads every answer to its end, also a stream's, and makes another one of it.
+        @functools.wraps(describe(route))
+        def undisturbed(*args: Any, **kwargs: Any) -> Any:
+            return route(*args, **kwargs)
+
+        return cast(Route, undisturbed)
+
+    return described
 
 
 class Answers(Documented):  # type: ignore[misc]  # spectree has no types
