@@ -45,7 +45,8 @@ def progress(job: Job) -> float:
 def running_s(job: Job, now_ms: int, told_ms: int | None, ratio: float) -> float | None:
     """Seconds that a running job takes still; `told_ms` is when it reported its fraction, now if that isn't known.
 
-    Before a tenth is encoded the estimate times `ratio` speaks, from four tenths the encoding's own pace.
+    Before a tenth is encoded the estimate times `ratio` speaks, from four tenths the encoding's own pace; sooner the
+    more of the estimated time has passed, and alone when all of it has.
     """
     if not job.started_ms:
         return None
@@ -56,7 +57,9 @@ def running_s(job: Job, now_ms: int, told_ms: int | None, ratio: float) -> float
         return max(before_s * tail - (now_ms - job.phase_ms) / 1000, LEAST_S)
     expected_s = job.estimate_s * ratio
     by_estimate = max(expected_s - elapsed_s, LEAST_S) if expected_s > 0 else None
-    if job.phase != Phase.ENCODING or not job.phase_ms or job.fraction <= TRUST_FROM:
+    passed = elapsed_s / expected_s if expected_s > 0 else 1.0
+    trusted_from = TRUST_FROM if passed < 1 else 0.0
+    if job.phase != Phase.ENCODING or not job.phase_ms or job.fraction <= trusted_from:
         return by_estimate
     told_ms = min(max(told_ms or now_ms, job.phase_ms), now_ms)
     encoded_s = (told_ms - job.phase_ms) / 1000
@@ -67,7 +70,7 @@ def running_s(job: Job, now_ms: int, told_ms: int | None, ratio: float) -> float
     by_pace = max(left_s - (now_ms - told_ms) / 1000, LEAST_S)
     if by_estimate is None:
         return by_pace
-    trust = min((job.fraction - TRUST_FROM) / (TRUST_FULLY - TRUST_FROM), 1.0)
+    trust = min(max((job.fraction - TRUST_FROM) / (TRUST_FULLY - TRUST_FROM), passed), 1.0)
     return trust * by_pace + (1 - trust) * by_estimate
 
 
@@ -96,7 +99,7 @@ class Forecaster:
         measured = self._read()
         if job.state is JobState.RUNNING:
             ratio = measured.ratio(job.model, self._device(job.worker))
-            if told_ms is None and job.fraction > TRUST_FROM:
+            if told_ms is None and job.phase == Phase.ENCODING and job.fraction > 0:
                 told = self._catalogue.events.last(job.id)
                 told_ms = told.at_ms if told is not None else None
             return Outlook(eta_s=_rounded(running_s(job, now_ms, told_ms, ratio)))

@@ -46,10 +46,12 @@ def test_before_the_encoding_tells_its_pace_the_measured_ratio_speaks() -> None:
 def test_an_estimate_that_was_far_too_low_gives_way_to_the_pace() -> None:
     half = job(phase=Phase.ENCODING, fraction=0.5, phase_ms=1_002_000, estimate_s=5.0)
     assert running_s(half, 1_042_000, None, ratio=1.0) == pytest.approx(40.0 + 82 * 0.05)
-    fifth = job(phase=Phase.ENCODING, fraction=0.2, phase_ms=1_002_000, estimate_s=5.0)
+    tenth = job(phase=Phase.ENCODING, fraction=0.05, phase_ms=1_002_000, estimate_s=3.0)
+    assert running_s(tenth, 1_004_000, None, ratio=1.0) == pytest.approx(38.0 + 42 * 0.05)
+    fifth = job(phase=Phase.ENCODING, fraction=0.2, phase_ms=1_002_000, estimate_s=30.0)
     told = running_s(fifth, 1_018_000, None, ratio=1.0)
     assert told is not None
-    assert 0.1 < told < 68
+    assert 12 < told < 68
 
 
 def test_remaining_time_shrinks_all_the_way_when_the_estimate_is_right() -> None:
