@@ -8,6 +8,7 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication
 
 from api.app import create_app
+from api.events import EventStreams
 from api.services import Services
 from common import logs
 from common.process import die_with_parent, parse_bind
@@ -38,6 +39,7 @@ class ApiServer(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
             "limit_request_fields": 64,
             "limit_request_field_size": 8190,
             "loglevel": "warning",
+            "post_worker_init": self._worker_ready,
             "worker_exit": self._worker_exit,
             "control_socket_disable": True,
         }
@@ -50,6 +52,11 @@ class ApiServer(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
         die_with_parent()
         self._services = Services.build(self._settings)
         return create_app(self._services)
+
+    def _worker_ready(self, worker: Any) -> None:
+        """Event streams end as soon as the worker is told to; its grace is for requests that are being answered."""
+        streams: EventStreams = worker.wsgi.extensions["event_streams"]
+        streams.stopping = lambda: not worker.alive
 
     def _worker_exit(self, server: Any, worker: Any) -> None:
         if self._services is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask import Flask
 
-from api import datasets, fits, openapi, predict, problems, requests, system
+from api import datasets, events, fits, openapi, predict, problems, requests, system
 from api.services import Services
 from common import logs
 
@@ -23,7 +23,8 @@ def create_app(services: Services) -> Flask:
     app.extensions["log"] = logs.get("api")
     requests.install(app)
     problems.install(app)
-    for module in (fits, datasets, predict, system):
+    events.install(app, services.settings)
+    for module in (fits, events, datasets, predict, system):
         app.register_blueprint(module.blueprint)
     openapi.install(app)
     return app

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from api.services import services
 from common.catalogue.records import Job, JobState
 from common.errors import FieldError, InvalidRequest, TooLarge, UnsupportedMediaType
 from common.service.fits import FitRequest
+from common.service.forecast import Forecaster
 from common.tables.parse import detect_format
 
 blueprint = Blueprint("fits", __name__, url_prefix="/v1")
@@ -89,8 +91,7 @@ def jobs() -> Response:
         limit=query_int("limit", 50, 1, 500) or 50,
         cursor=request.args.get("cursor") or None,
     )
-    place = services().catalogue.jobs.position
-    return answer({"jobs": [views.job(job, place(job)) for job in found], "next": cursor})
+    return answer({"jobs": _shown(found), "next": cursor})
 
 
 @blueprint.get("/jobs/<job_id>")
@@ -119,15 +120,19 @@ def retry(job_id: str) -> Response:
 @documented("fits", {"200": schemas.Jobs}, ("503",))
 def dead_letters() -> Response:
     """Jobs that failed because their worker died each time, newest first; their tables are kept for a retry."""
-    found = services().catalogue.jobs.dead(tenant())
-    return answer({"jobs": [views.job(job) for job in found], "next": None})
+    return answer({"jobs": _shown(services().catalogue.jobs.dead(tenant())), "next": None})
 
 
 def _job_answer(job: Job, status: int) -> Response:
     headers = {"Location": f"/v1/jobs/{job.id}"}
     if not job.state.ended:
         headers["Retry-After"] = str(POLL_S)
-    return answer(views.job(job, services().catalogue.jobs.position(job)), status, headers)
+    return answer(_shown([job])[0], status, headers)
+
+
+def _shown(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    outlook, now_ms = Forecaster(services().catalogue).of, int(time.time() * 1000)
+    return [views.job(job, outlook(job, now_ms)) for job in jobs]
 
 
 def _multipart() -> FitRequest:

@@ -34,9 +34,9 @@ _WERKZEUG: dict[int, type[TabrelayError]] = {
 }
 
 
-def problem(error: TabrelayError) -> Response:
-    """The response that says this error."""
-    body: dict[str, Any] = {
+def problem_body(error: TabrelayError, request_id: str) -> dict[str, Any]:
+    """The members of an error's problem."""
+    return {
         **error.facts,
         "type": f"urn:tabrelay:problem:{error.code}",
         "title": error.title,
@@ -44,8 +44,13 @@ def problem(error: TabrelayError) -> Response:
         "code": error.code,
         "detail": error.detail,
         "errors": [{"field": fault.field, "message": fault.message} for fault in error.errors],
-        "request_id": g.get("request_id", ""),
+        "request_id": request_id,
     }
+
+
+def problem(error: TabrelayError) -> Response:
+    """The response that says this error."""
+    body = problem_body(error, g.get("request_id", ""))
     response = Response(orjson.dumps(body), status=error.status, content_type="application/problem+json")
     if error.retry_after_s is not None or error.status in (429, 503, 504):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s or 1))

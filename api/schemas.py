@@ -61,7 +61,8 @@ class Job(Shown):
     id: str
     state: str = Field(description="queued, running, succeeded, failed or cancelled")
     phase: str | None = None
-    fraction: float
+    fraction: float = Field(description="of the phase")
+    progress: float = Field(description="of the whole job, over all phases; never falls within an attempt")
     dataset: str
     version: int
     model: str
@@ -69,7 +70,9 @@ class Job(Shown):
     rows: int | None = None
     columns: int | None = None
     queue_position: int | None = None
-    eta_s: float | None = None
+    eta_s: float | None = Field(
+        default=None, description="seconds until the end, from what this host measured and the job's own pace"
+    )
     attempt: int
     created_at: str
     started_at: str | None = None
@@ -78,6 +81,16 @@ class Job(Shown):
     context: str | None = None
     context_bytes: int | None = None
     error: dict[str, Any] | None = None
+
+
+class EventsHeaders(BaseModel):
+    """Where a stream goes on."""
+
+    last_event_id: str | None = Field(
+        default=None,
+        alias="Last-Event-ID",
+        description="the last id that was read; everything after it follows",
+    )
 
 
 class Jobs(Shown):

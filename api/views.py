@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from common.catalogue.records import Dataset, FitWorker, Job, JobState, PredictWorker, Version
+from common.catalogue.records import Dataset, FitWorker, Job, PredictWorker, Version
 from common.relay.wire import Answer
+from common.service.forecast import Outlook, progress
 from common.tables.target import Target
 
 
@@ -21,20 +21,7 @@ def when(ms: int | None) -> str | None:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def eta_s(job: Job, now_ms: int) -> float | None:
-    """Estimated seconds until a job has ended: from its fraction once it encodes, from its shape before."""
-    if job.state.ended:
-        return None
-    if job.state is JobState.QUEUED or not job.started_ms:
-        return round(job.estimate_s, 1) or None
-    elapsed = (now_ms - job.started_ms) / 1000
-    if job.phase == "encoding" and job.fraction > 0.02 and job.phase_ms:
-        encoding = (now_ms - job.phase_ms) / 1000
-        return round(encoding * (1 - job.fraction) / job.fraction, 1)
-    return round(max(job.estimate_s - elapsed, 0.1), 1)
-
-
-def job(job: Job, position: int | None = None) -> dict[str, Any]:
+def job(job: Job, outlook: Outlook) -> dict[str, Any]:
     """A job."""
     error = None
     if job.error is not None:
@@ -47,6 +34,7 @@ def job(job: Job, position: int | None = None) -> dict[str, Any]:
         "state": str(job.state),
         "phase": job.phase or None,
         "fraction": round(job.fraction, 4),
+        "progress": round(progress(job), 4),
         "dataset": job.dataset,
         "version": job.version,
         "model": job.model,
@@ -57,13 +45,13 @@ def job(job: Job, position: int | None = None) -> dict[str, Any]:
         "columns": job.columns or None,
         "queue": job.queue,
         "priority": job.priority,
-        "queue_position": position,
         "waits_for": job.leader or None,
         "deadline_at": when(job.deadline_ms),
         "ttl_s": job.ttl_s or None,
         "reason": job.reason or None,
         "retry_of": job.retry_of or None,
-        "eta_s": eta_s(job, int(time.time() * 1000)),
+        "queue_position": outlook.position,
+        "eta_s": outlook.eta_s,
         "attempt": job.attempt,
         "cancel_requested": job.cancel and not job.state.ended,
         "created_at": when(job.created_ms),

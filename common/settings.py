@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "TABRELAY_"
@@ -64,6 +64,11 @@ class Settings(BaseSettings):
     api_bind: str = Field("127.0.0.1:8000", description="Where the API listens: `host:port` or `unix:/path`.")
     api_processes: int = Field(1, ge=1, le=64, description="API processes.")
     api_threads: int = Field(32, ge=2, le=512, description="Threads of an API process.")
+    max_event_streams: int = Field(
+        16,
+        ge=1,
+        description="Most event streams that an API process holds open, each on one of its threads; fewer than those.",
+    )
     snapshot_refresh_s: float = Field(1.0, gt=0, description="How old the API's routing snapshot may grow.")
     predict_deadline_s: float = Field(30.0, gt=0, description="Deadline of a predict that names none.")
     max_predict_deadline_s: float = Field(600.0, gt=0, description="Largest deadline a predict may ask for.")
@@ -160,6 +165,12 @@ class Settings(BaseSettings):
     log_format: str = Field("text", pattern="^(text|json)$", description="Log lines as `text` or `json`.")
     log_level: str = Field("INFO", description="Least level that is logged.")
 
+    @model_validator(mode="after")
+    def _streams_leave_a_thread(self) -> Self:
+        if "max_event_streams" in self.model_fields_set and self.max_event_streams >= self.api_threads:
+            raise ValueError("max_event_streams must be less than api_threads: each stream holds a thread")
+        return self
+
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
         """Read the environment; a `TABRELAY_` name that nothing reads raises UnknownSetting."""
@@ -201,6 +212,11 @@ class Settings(BaseSettings):
     def data_digest(self) -> str:
         """12 hex digits that tell one data folder from another."""
         return hashlib.blake2b(os.fsencode(self.data), digest_size=6).hexdigest()
+
+    @cached_property
+    def event_streams(self) -> int:
+        """`max_event_streams`; its default gives way to a small `api_threads`."""
+        return min(self.max_event_streams, self.api_threads - 1)
 
     @cached_property
     def queue_names(self) -> tuple[str, ...]:

@@ -93,6 +93,7 @@ class Publisher:
             context=version.context[:12],
             bytes=version.context_bytes,
         )
+        self._learn(job, ready)
         self._after(job, version)
 
     def _publish_for_whom_it_is(self, ready: Ready) -> Version:
@@ -143,6 +144,18 @@ class Publisher:
         worker = self._worker
         retention = Retention(worker.catalogue, worker.folder, worker.records, worker.settings)
         return retention.room_for(tenant, ready.digest, ready.nbytes)
+
+    def _learn(self, job: Job, ready: Ready) -> None:
+        """Remember what the job took beside what was estimated, for the remaining time of later ones."""
+        speed, real_s = self._worker.catalogue.speed, sum(self._reporter.timings_ms.values()) / 1000
+        try:
+            if ready.built is None:
+                speed.republished(job.queue, real_s=real_s)
+                return
+            device = self._worker.settings.device
+            speed.fitted(job.model, device, job.queue, estimated_s=job.estimate_s, real_s=real_s)
+        except CatalogueUnavailable:
+            log.warning("the fit's speed is not remembered, the catalogue can't be reached", job=job.id)
 
     def _commit(self, version: Version) -> None:
         """The one transaction; tried again while the catalogue can't be reached and the lease may still hold."""

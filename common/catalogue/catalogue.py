@@ -1,4 +1,4 @@
-"""The catalogue as one object; its parts are jobs, datasets and workers."""
+"""The catalogue as one object; its parts are jobs and their events, datasets, workers and speed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from common import logs
 from common.catalogue.connection import Client, Scripts, connect
 from common.catalogue.datasets import Datasets
 from common.catalogue.epoch import Epoch
+from common.catalogue.events import Events
 from common.catalogue.jobs import Jobs
+from common.catalogue.speed import Speed
 from common.catalogue.workers import Workers
 from common.errors import CatalogueEmptied, CatalogueUnavailable
 from common.settings import Settings
@@ -25,6 +27,8 @@ class Catalogue:
         self.datasets = Datasets(client, scripts, settings.redis_prefix)
         self.workers = Workers(client, settings)
         self.epoch = Epoch(client, settings.redis_prefix, settings.data)
+        self.events = Events(client, settings.redis_prefix)
+        self.speed = Speed(client, scripts, settings.redis_prefix)
 
     @classmethod
     def connect(cls, settings: Settings) -> Catalogue:

@@ -31,15 +31,15 @@ class CatalogueClient(redis.Redis):
             raise CatalogueUnavailable(retry_after_s=2) from error
 
 
-def connect(url: str) -> Client:
-    """A client of `url`; connects lazily, reconnects by itself, tries a command twice."""
+def connect(url: str, *, timeout_s: float = COMMAND_TIMEOUT_S, retries: int = 2) -> Client:
+    """A client of `url`; connects lazily, reconnects by itself, tries a command again `retries` times."""
     return CatalogueClient.from_url(
         url,
         decode_responses=True,
-        socket_timeout=COMMAND_TIMEOUT_S,
+        socket_timeout=timeout_s,
         socket_connect_timeout=2.0,
         health_check_interval=30,
-        retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2),
+        retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), retries),
     )
 
 

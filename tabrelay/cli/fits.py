@@ -112,12 +112,19 @@ def job(
     ctx: typer.Context,
     job_id: JobId,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
+    events: Annotated[
+        bool,
+        typer.Option("--events", help="Follow it with a line for each change; --json: an object a line."),
+    ] = False,
     as_json: AsJson = False,
     url: Url = None,
     api_key: Key = None,
 ) -> None:
-    """Show one job; with --watch the exit status tells how it ended."""
+    """Show one job; with --watch or --events the exit status tells how it ended."""
     with connect(ctx, url, api_key) as client:
+        if events:
+            _each(client, job_id, as_json=as_json)
+            return
         now = client.job(job_id)
         if watch:
             _finish(_watched(client, now, quiet=as_json), as_json=as_json)
@@ -169,6 +176,14 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             options[name] = value
     return options
+
+
+def _each(client: Client, job_id: str, *, as_json: bool) -> None:
+    """Print every state of a job as it comes; a job without a result is an error."""
+    for now in client.watch(job_id):
+        print(json.dumps(now.raw) if as_json else describe(now), flush=True)
+        if now.ended:
+            now.raise_for_state()
 
 
 def _watched(client: Client, started: Job, *, quiet: bool) -> Job:

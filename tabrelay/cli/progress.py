@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tabrelay.client import Job
 
-#: A plain line is written when the fraction has grown by this much.
+#: A plain line is written when this much more is done.
 PLAIN_STEP = 0.25
 
 
@@ -37,6 +37,7 @@ def board(*, quiet: bool = False) -> Iterator[Board]:
         columns = (
             TextColumn("{task.fields[label]}"),
             BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.description}"),
         )
         with Progress(*columns, console=Console(stderr=True, highlight=False)) as progress:
@@ -45,15 +46,23 @@ def board(*, quiet: bool = False) -> Iterator[Board]:
         yield _Lines()
 
 
-def describe(job: Job) -> str:
-    """A job's state in words, such as `encoding 40%, about 3.0 s left`."""
+def overall(job: Job) -> float:
+    """How much of the job is done; of an older service, which tells only the phase's fraction, that."""
+    if job.succeeded:
+        return 1.0
+    return (job.fraction if job.progress is None else job.progress) or 0.0
+
+
+def describe(job: Job, *, whole: bool = True) -> str:
+    """A job's state in words, such as `encoding 40%, about 3.0 s left`; `whole` with the percentage."""
     if job.ended:
         took = f" in {seconds(job.seconds)}" if job.succeeded and job.seconds is not None else ""
         return f"{job.state}{took}"
     if job.state == "queued":
         parts = ["queued"] if job.queue_position is None else [f"queued, position {job.queue_position}"]
     else:
-        done = "" if job.fraction is None else f" {job.fraction:.0%}"
+        known = job.fraction is not None or job.progress is not None
+        done = f" {overall(job):.0%}" if whole and known else ""
         parts = [f"{job.phase or job.state}{done}"]
     if job.attempt is not None and job.attempt > 1:
         parts.append(f"attempt {job.attempt}")
@@ -78,8 +87,9 @@ class _Bars:
 
         if job.id not in self._tasks:
             self._tasks[job.id] = self._progress.add_task("", total=1.0, label=escape(job.dataset or job.id))
-        done = 1.0 if job.succeeded else (job.fraction or 0.0)
-        self._progress.update(self._tasks[job.id], completed=done, description=escape(describe(job)))
+        self._progress.update(
+            self._tasks[job.id], completed=overall(job), description=escape(describe(job, whole=False))
+        )
 
 
 class _Lines:
@@ -87,9 +97,9 @@ class _Lines:
         self._shown: dict[str, tuple[object, ...]] = {}
 
     def show(self, job: Job) -> None:
-        """Write a line when the state, the phase or a quarter of it is new."""
-        step = int((job.fraction or 0.0) / PLAIN_STEP)
-        stage = (job.state, job.phase, job.queue_position, step)
+        """Write a line when the state, the phase, the attempt or a quarter of the work is new."""
+        step = int(overall(job) / PLAIN_STEP)
+        stage = (job.state, job.phase, job.queue_position, job.attempt, step)
         if self._shown.get(job.id) != stage:
             self._shown[job.id] = stage
             print(f"{job.dataset or job.id}: {describe(job)}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -14,7 +14,7 @@ import httpx
 
 from tabrelay.client import answers
 from tabrelay.client.answers import Prediction
-from tabrelay.client.errors import ServerError, TabrelayHTTPError, Unavailable, parse_retry_after
+from tabrelay.client.errors import Unavailable
 from tabrelay.client.tables import (
     ARROW_STREAM,
     FileBody,
@@ -25,13 +25,11 @@ from tabrelay.client.tables import (
     training_body,
 )
 from tabrelay.client.types import Dataset, Job, Model, Readiness
-from tabrelay.client.wire import Call, Pace, Wire
+from tabrelay.client.watch import Watch
+from tabrelay.client.wire import Call, Pace, Wire, read_object, unreadable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 60.0
-#: Longest time between two looks at a job, whatever the service says.
-MAX_POLL_S = 10.0
-POLL_S = 0.5
 PAGE = 100
 
 OnProgress = Callable[[Job], None]
@@ -175,7 +173,7 @@ class Client:
     def watch(self, job: Job | str) -> Iterator[Job]:
         """Each state of a job that differs from the one before, up to its end.
 
-        Asks the service to hold each answer for a second and keeps the pace that its `Retry-After` names.
+        Reads the service's stream of events and resumes it after a cut; where there is none, asks again and again.
         """
         seen = None
         job_id = job
@@ -185,19 +183,12 @@ class Client:
             yield job
             if job.ended:
                 return
-        call = Call("GET", f"/v1/jobs/{_segment(str(job_id))}", headers={"Prefer": "wait=1"}, held_s=1)
-        while True:
-            asked = self._pace.now()
-            response = self._wire.send(call, self.timeout_s)
-            now = Job.decode(_object(response))
-            if now != seen:
-                yield now
-            if now.ended:
-                return
-            seen = now
-            told_s = parse_retry_after(response.headers.get("Retry-After"))
-            pause_s = min(MAX_POLL_S, POLL_S if told_s is None else told_s) - (self._pace.now() - asked)
-            self._pace.sleep(max(0.0, pause_s))
+        path = f"/v1/jobs/{_segment(str(job_id))}"
+        with closing(Watch(self._wire, self._pace, path, self.timeout_s).states()) as states:
+            for now in states:
+                if now != seen:
+                    yield now
+                seen = now
 
     def job(self, job_id: str) -> Job:
         """One job as it is now."""
@@ -260,7 +251,7 @@ class Client:
         try:
             return answers.decode(response, output)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unreadable(response, error) from error
+            raise unreadable(response, error) from error
 
     # Datasets
 
@@ -316,7 +307,7 @@ class Client:
         return Readiness(True)
 
     def _json(self, call: Call) -> dict[str, Any]:
-        return _object(self._wire.send(call, self.timeout_s))
+        return read_object(self._wire.send(call, self.timeout_s))
 
     def _pages(
         self, path: str, key: str, params: Mapping[str, Any], limit: int | None
@@ -363,21 +354,3 @@ def _segment(name: str) -> str:
     if name in ("", ".", ".."):
         raise ValueError(f"{name!r} is no name")
     return quote(name, safe="")
-
-
-def _object(response: httpx.Response) -> dict[str, Any]:
-    try:
-        data = response.json()
-    except ValueError as error:
-        raise _unreadable(response, error) from error
-    if not isinstance(data, dict):
-        raise _unreadable(response, TypeError("no JSON object"))
-    return data
-
-
-def _unreadable(response: httpx.Response, error: Exception) -> TabrelayHTTPError:
-    return ServerError(
-        f"{response.request.url.copy_with(username=None, password=None)} answered what is no Tabrelay answer: {error}",
-        code="unreadable_answer",
-        status=response.status_code,
-    )

@@ -70,6 +70,8 @@ class Job(_Answer):
     phase: str | None = None
     #: How much of the phase is done, 0 to 1.
     fraction: float | None = None
+    #: How much of the whole job is done, over all phases.
+    progress: float | None = None
     dataset: str = ""
     version: int | None = None
     model: str | None = None

@@ -13,13 +13,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from tabrelay.client.errors import ConnectionFailed, DeadlinePassed, TabrelayHTTPError, from_response
+from tabrelay.client.errors import (
+    ConnectionFailed,
+    DeadlinePassed,
+    ServerError,
+    TabrelayHTTPError,
+    from_response,
+)
 
 #: Says `Retry-After` but won't pass in a call's time: somebody has to bring the weights.
 LASTING = frozenset({"model_not_ready"})
@@ -35,6 +41,9 @@ JITTER = 0.25
 CONNECT_TIMEOUT_S = 5.0
 #: The service is given this long past a deadline to say itself that it passed.
 ANSWER_SLACK_S = 2.0
+
+#: Longest silence of a stream that counts as open; the service says something every 5 s.
+SILENT_S = 25.0
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -70,6 +79,8 @@ class Call:
     tells_deadline: bool = False
     #: Seconds that the service was asked to hold the answer back.
     held_s: float = 0.0
+    #: Whether the answer comes bit by bit, as a stream of events does; a 429 is then not waited out.
+    streams: bool = False
 
 
 class Wire:
@@ -107,7 +118,10 @@ class Wire:
         self._http.close()
 
     def send(self, call: Call, within_s: float) -> httpx.Response:
-        """Send until a 2xx answer, an error that won't pass, or the end of the time."""
+        """Send until a 2xx answer, an error that won't pass, or the end of the time.
+
+        The answer of a call that `streams` is still to be read, and to be closed.
+        """
         pace = self._pace
         started = pace.now()
         lost = 0
@@ -124,7 +138,9 @@ class Wire:
                 if response.is_success:
                     return response
                 failure = from_response(response)
-                wait_s = self._wait_as_told(failure, attempt)
+                wait_s = (
+                    None if call.streams and failure.status == 429 else self._wait_as_told(failure, attempt)
+                )
             if wait_s is None or pace.now() - started + wait_s > within_s or attempt + 1 == MAX_ATTEMPTS:
                 raise failure from None
             pace.sleep(wait_s)
@@ -135,12 +151,17 @@ class Wire:
         params = dict(call.params)
         if call.tells_deadline:
             params["deadline_ms"] = max(1, round(left_s * 1000))
-        silent_s = max(left_s, call.held_s) + ANSWER_SLACK_S
+        silent_s = SILENT_S if call.streams else max(left_s, call.held_s) + ANSWER_SLACK_S
         timeout = httpx.Timeout(silent_s, connect=min(CONNECT_TIMEOUT_S, silent_s))
         with call.body() as body:
-            return self._http.request(
+            request = self._http.build_request(
                 call.method, call.path, params=params, headers=dict(call.headers), timeout=timeout, **body
             )
+            response = self._http.send(request, stream=call.streams)
+        if call.streams and not response.is_success:
+            with closing(response):
+                response.read()
+        return response
 
     def _failure(self, fault: httpx.TransportError) -> TabrelayHTTPError:
         if isinstance(fault, httpx.ReadTimeout | httpx.WriteTimeout):
@@ -161,17 +182,18 @@ class Wire:
             return None
         if lost > MAX_LOST or (not self._heard and not lost and spent_s > FIRST_CONTACT_S):
             return None
-        return self._backoff(attempt)
+        return self.backoff(attempt)
 
     def _wait_as_told(self, failure: TabrelayHTTPError, attempt: int) -> float | None:
         if failure.code in LASTING:
             return None
         # 409: the same submission is being worked on; 410: the dataset is being fitted again.
         if failure.status in (409, 410, 429, 503) and failure.retry_after_s is not None:
-            return failure.retry_after_s * (1 + JITTER * self._pace.chance()) or self._backoff(attempt)
-        return self._backoff(attempt) if failure.status == 502 else None
+            return failure.retry_after_s * (1 + JITTER * self._pace.chance()) or self.backoff(attempt)
+        return self.backoff(attempt) if failure.status == 502 else None
 
-    def _backoff(self, attempt: int) -> float:
+    def backoff(self, attempt: int) -> float:
+        """Seconds before the next attempt, after `attempt` that failed before this one."""
         least_s = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0**attempt)
         return least_s * (1 + JITTER * self._pace.chance())
 
@@ -185,3 +207,23 @@ def _was_sent(fault: httpx.TransportError) -> bool:
         | httpx.ProxyError
     )
     return not isinstance(fault, never)
+
+
+def read_object(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer; ServerError for anything else."""
+    try:
+        data = response.json()
+    except ValueError as error:
+        raise unreadable(response, error) from error
+    if not isinstance(data, dict):
+        raise unreadable(response, TypeError("no JSON object"))
+    return data
+
+
+def unreadable(response: httpx.Response, error: Exception) -> TabrelayHTTPError:
+    """The error of an answer that is not Tabrelay's."""
+    return ServerError(
+        f"{response.request.url.copy_with(username=None, password=None)} answered what is no Tabrelay answer: {error}",
+        code="unreadable_answer",
+        status=response.status_code,
+    )

@@ -80,11 +80,13 @@ def test_stopped_in_mid_fit_the_job_goes_on_after_the_next_start(
             numeric(rows=1000, columns=20), "slow", options='{"n_estimators": 32}'
         ).json()
         wait_until(lambda: service.job(submitted["id"])["phase"] == "encoding", "encoding")
-    everything = children_of(stack.pid)
-    began = time.monotonic()
-    os.kill(stack.pid, number)
-    wait_until(lambda: not any(alive(pid) for pid in everything), "the end of every process", 12)
-    assert time.monotonic() - began < 11
+        with service.http.stream("GET", f"/v1/jobs/{submitted['id']}/events") as followed:
+            assert followed.status_code == 200
+            everything = children_of(stack.pid)
+            began = time.monotonic()
+            os.kill(stack.pid, number)
+            wait_until(lambda: not any(alive(pid) for pid in everything), "the end of every process", 12)
+            assert time.monotonic() - began < 11
     stack.stop()
     again = private_stack()
     with Service(again.url) as service:

@@ -116,9 +116,10 @@ class Publishing:
             registry=SimpleNamespace(spec=lambda _: SimpleNamespace(licence="")),
             store=SimpleNamespace(copy_to_host=lambda *_: None),
         )  # fmt: skip
-        reporter = SimpleNamespace(phase=lambda _: None, done=dict)
+        reporter = SimpleNamespace(phase=lambda _: None, done=dict, timings_ms={})
         self.publisher = Publisher(worker, claim, reporter)  # type: ignore[arg-type]  # what publishing uses of them
         manifest = SimpleNamespace(
+            options={},
             key="k", table=claim.job.table, model="m", task="classification", rows=3, columns=2, schema={}, target={}
         )  # fmt: skip
         built = SimpleNamespace(publish=lambda: self.temporary.rename(final))

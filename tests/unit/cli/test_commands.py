@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import tabrelay.client
 from tabrelay.cli.app import app, run
 from tabrelay.client import Pace
-from tests.unit.client.fakes import Service, answer, job, problem, service
+from tests.unit.client.fakes import Service, answer, event, job, problem, service, stream
 
 REFUSED = httpx.ConnectError("[Errno 111] Connection refused")
 PROBA = {
@@ -280,7 +280,7 @@ def test_version_is_told_both_ways(capsys):
 def test_every_command_shows_an_example():
     runner = CliRunner()
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
-    assert len(commands) == 16
+    assert len(commands) == 17
     for name in commands:
         shown = runner.invoke(app, [name, "--help"])
         assert shown.exit_code == 0
@@ -315,3 +315,56 @@ def test_closed_pipe_is_no_complaint():
         ["bash", "-c", f'{sys.executable} -c "{code}" | true'], capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
+
+
+def test_events_print_one_json_object_a_change(serve, capsys):
+    svc = serve(answer(500))
+    svc.streams = [
+        stream(
+            event("progress", job("queued", queue_position=2), "0-0"),
+            event("progress", job("queued", queue_position=1)),
+            event("progress", job("running", phase="encoding", brand_new="kept"), "1-0"),
+            event("end", job("succeeded"), "2-0"),
+        )
+    ]
+    assert run(["job", "j1", "--events", "--json"]) == 0
+    out, err = capsys.readouterr()
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [(t["state"], t.get("queue_position")) for t in told] == [
+        ("queued", 2),
+        ("queued", 1),
+        ("running", None),
+        ("succeeded", None),
+    ]
+    assert told[2]["brand_new"] == "kept"
+    assert err == ""
+
+
+def test_events_of_a_failed_job_are_exit_1(serve, capsys):
+    svc = serve(answer(500))
+    error = {"code": "invalid_table", "detail": "no rows", "errors": []}
+    svc.streams = [stream(event("end", job("failed", error=error), "2-0"))]
+    assert run(["job", "j1", "--events"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "failed\n"
+    assert err == "tabrelay: no rows (job j1) [invalid_table]\n"
+
+
+def test_the_bar_spans_all_phases_and_tells_the_attempt(serve, capsys):
+    svc = serve(answer(200, job()))
+    svc.streams = [
+        stream(
+            event("progress", job("running", phase="loading", fraction=0, progress=0.0, attempt=2), "1-0"),
+            event("progress", job("running", phase="encoding", fraction=0.5, progress=0.48, eta_s=9), "2-0"),
+            event("progress", job("running", phase="writing", fraction=0, progress=0.92, eta_s=1), "3-0"),
+            event("end", job("succeeded", progress=1.0), "4-0"),
+        )
+    ]
+    assert run(["job", "j1", "--watch"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "churn: queued",
+        "churn: loading 0%, attempt 2",
+        "churn: encoding 48%, about 9.0 s left",
+        "churn: writing 92%, about 1.0 s left",
+        "churn: succeeded",
+    ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,29 @@ def job(state: str = "queued", **more: Any) -> dict[str, Any]:
     return {"id": "j1", "state": state, "dataset": "churn", **more}
 
 
+class Pieces(httpx.SyncByteStream):
+    """A body that comes in pieces; an exception among them cuts it off."""
+
+    def __init__(self, *pieces: bytes | Exception) -> None:
+        self.pieces = pieces
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self.pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+
+def stream(*pieces: bytes | Exception) -> httpx.Response:
+    """An answer of server-sent events."""
+    return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=Pieces(*pieces))
+
+
+def event(name: str, data: Any, id: str | None = None) -> bytes:
+    head = "" if id is None else f"id: {id}\n"
+    return f"{head}event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
 @dataclass
 class Service:
     answers: list[Answer]
@@ -38,8 +62,13 @@ class Service:
     bodies: list[bytes] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
     now: float = 0.0
+    #: Answers to requests for event streams; without any the service has no such route.
+    streams: list[Answer] = field(default_factory=list)
+    opened: list[httpx.Request] = field(default_factory=list)
 
     def handle(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/events"):
+            return self._stream(request)
         self.requests.append(request)
         self.bodies.append(request.read())
         given = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -48,6 +77,13 @@ class Service:
         if callable(given):
             return given(request)
         return httpx.Response(given.status_code, headers=given.headers, content=given.content)
+
+    def _stream(self, request: httpx.Request) -> httpx.Response:
+        self.opened.append(request)
+        given = self.streams.pop(0) if self.streams else httpx.Response(404, text="no such page")
+        if isinstance(given, Exception):
+            raise given
+        return given(request) if callable(given) else given
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
