@@ -146,8 +146,8 @@ class Client:
             (self.submit_long, 1.2),
             (self.resubmit, 3),
             (self.repeat_key, 2),
-            (self.cancel, 1),
-            (self.delete, 0.5),
+            (self.cancel, 0.4),
+            (self.delete, 0.1),
             (self.predict, 24),
             (self.look, 3),
         ]
@@ -162,7 +162,7 @@ class Client:
                     act()
                 except Exception as error:
                     self._history.fault(f"client {self._number} stumbled in {act.__name__}: {error!r}")
-                stop.wait(float(self._rng.uniform(0.01, 0.12)))
+                stop.wait(float(self._rng.uniform(0.05, 0.3)))
         finally:
             self._caller.close()
 

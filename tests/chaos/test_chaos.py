@@ -44,11 +44,12 @@ pytestmark = [
     pytest.mark.timeout(SECONDS + AFTERWARDS_S),
 ]
 
+MIB = 1024**2
 FIT_WORKERS, PREDICT_WORKERS, CLIENTS, DATASETS = 2, 2, 4, 6
 LEASE_S = 4.0
 #: How long the backlog may take once all is well: every client leaves three jobs, some of seconds.
 SETTLE_S = 150.0
-DISK_MIB = 256
+DISK_MIB = 1024
 
 
 @pytest.fixture
@@ -94,10 +95,15 @@ def test_chaos(disk: tuple[Path, bool], private_stack: Callable[..., Stack]) -> 
         check_catalogue(report, world)
         check_answers(report, ended, history)
         check_memory(report, before, world.memory_mib())
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    usage = sum(sizes), max(sizes)
     stack.stop()
     tell_log(report, Path(shutil.copy(folder / "up.log", folder.parent)))
     left = world.of_this_stack()
     report.require(not left, f"still running after stop(): {left}")
+    report.notes.append(
+        f"disk: {usage[0] / MIB:.0f} MiB at the end; the largest file {usage[1] / MIB:.0f} MiB"
+    )
     report.notes.append(f"the nemesis did {dict(nemesis.done)}, damaged {len(nemesis.damaged)} contexts")
     report.notes.append(f"clients were told {dict(sorted(history.statuses.items()))}")
     report.faults += history.faults + nemesis.faults
@@ -132,7 +138,7 @@ def settle(service: Service, world: World, history: History, report: Report) -> 
 
     def none_open() -> bool:
         jobs = (world.redis.hget(key, "state") for key in world.keys("job"))
-        return all(state in ENDED for state in jobs) and not world.held()
+        return all(state in ENDED for state in jobs) and not world.working()
 
     try:
         wait_until(none_open, "the end of every job", SETTLE_S)
