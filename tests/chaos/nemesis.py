@@ -205,7 +205,7 @@ class Nemesis:
 def fill(ballast: Path) -> int:
     """Write until the disk is full; returns how many bytes went in."""
     taken = 0
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
         for piece in (bytes(1024**2), bytes(4096)):
             with contextlib.suppress(OSError):
                 while True:
