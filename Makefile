@@ -1,9 +1,10 @@
 # What people type. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test slow check fix docs lock bench compose-test clean
+.PHONY: help setup demo up test slow chaos check fix docs lock bench compose-test clean
 
 PYTHON ?= python3
 BIN := .venv/bin
+MINUTES ?= 5
 # One core is left to what else runs; a laptop stays usable.
 PYTEST := $(BIN)/python -m pytest
 
@@ -30,6 +31,9 @@ test: setup ## unit, integration and end-to-end tests, with real Redis, workers 
 
 slow: setup ## the slow suites
 	$(PYTEST) tests -m slow --timeout 900
+
+chaos: setup ## break a running stack for MINUTES=5, seeded by CHAOS_SEED
+	CHAOS_SECONDS=$$(($(MINUTES) * 60)) $(PYTEST) tests/chaos/test_chaos.py -m chaos -s
 
 check: setup ## lint, types, import contracts, generated docs
 	$(BIN)/ruff check .

@@ -48,6 +48,12 @@ class Settings(BaseSettings):
     )
     redis_prefix: str = Field("tabrelay:", description="What every Redis key starts with.")
 
+    redis_appendfsync: str = Field(
+        "everysec",
+        pattern="^(everysec|always)$",
+        description="When the embedded Redis fsyncs what it took: `everysec`, or `always`, before each answer.",
+    )
+
     # Models
     default_model: str = Field(
         "auto",

@@ -9,6 +9,7 @@ from typing import Any
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -20,6 +21,9 @@ Client = Any
 #: Seconds that one command may take before the catalogue counts as unreachable.
 COMMAND_TIMEOUT_S = 5.0
 
+#: How a server that answers, but can't write, begins its refusals: a full disk, a full memory, a replica.
+REFUSALS = ("MISCONF ", "OOM ", "READONLY ", "command not allowed when used memory ")
+
 
 class CatalogueClient(redis.Redis):
     """A Redis client that speaks of an unreachable server in the product's own error."""
@@ -29,6 +33,12 @@ class CatalogueClient(redis.Redis):
             return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]  # redis-py
         except (RedisConnectionError, RedisTimeoutError) as error:
             raise CatalogueUnavailable(retry_after_s=2) from error
+        except ResponseError as error:
+            if isinstance(error, (OutOfMemoryError, ReadOnlyError)) or str(error).startswith(REFUSALS):
+                raise CatalogueUnavailable(
+                    f"the catalogue takes no writes now: {error}", retry_after_s=5
+                ) from error
+            raise
 
 
 def connect(url: str, *, timeout_s: float = COMMAND_TIMEOUT_S, retries: int = 2) -> Client:

@@ -65,7 +65,7 @@ def prepare(settings: Settings) -> RedisServer:
     binary, version = _choose(folder)
     password = _password(folder / "password")
     configuration = folder / "redis.conf"
-    write_private(configuration, _configuration(folder, socket, password))
+    write_private(configuration, _configuration(folder, socket, password, settings.redis_appendfsync))
     write_private(folder / "written-by", f"{version}\n")
     return RedisServer((str(binary), str(configuration)), unix_url(str(socket), password), socket, version)
 
@@ -78,7 +78,7 @@ def running_url(settings: Settings) -> str | None:
     return unix_url(str(socket), password.read_text().strip())
 
 
-def _configuration(folder: Path, socket: Path, password: str) -> str:
+def _configuration(folder: Path, socket: Path, password: str, fsync: str) -> str:
     lines = [
         "port 0",
         f"unixsocket {_quoted(socket)}",
@@ -90,7 +90,7 @@ def _configuration(folder: Path, socket: Path, password: str) -> str:
         'logfile ""',
         "loglevel warning",
         "appendonly yes",
-        "appendfsync everysec",
+        f"appendfsync {fsync}",
         'save ""',
         # A full memory must refuse writes in words; eviction would lose jobs silently.
         "maxmemory-policy noeviction",
