@@ -106,6 +106,8 @@ class DataFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
+            # Closing alone would leave it locked while a process that was forked meanwhile has the descriptor too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 

@@ -8,6 +8,7 @@ says is published stays even when the catalogue does not know it: Redis may have
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import threading
@@ -29,6 +30,8 @@ from common.settings import Settings
 log = logs.get("janitor")
 
 CONNECT_S = 1.0
+#: Between two steps, so that a waiting fork gets its turn.
+FORK_S = 0.0005
 #: Sockets in the run folder that are not a predict worker's.
 _OTHER_SOCKETS = ("redis.sock",)
 _SUFFIXES = {"context": ".safetensors", "table": ".parquet"}
@@ -51,11 +54,20 @@ class Removed:
 
 
 class Janitor:
-    """One sweep at a time; `now` is the clock that files' times are compared with."""
+    """One sweep at a time.
+
+    `now` is the clock that files' times are compared with; `pause` is called between steps, when nothing is locked.
+    """
 
     def __init__(
-        self, catalogue: Catalogue, settings: Settings, now: Callable[[], float] = time.time
+        self,
+        catalogue: Catalogue,
+        settings: Settings,
+        *,
+        now: Callable[[], float] = time.time,
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
+        self._pause = pause
         self._catalogue = catalogue
         self._settings = settings
         self._now = now
@@ -101,6 +113,7 @@ class Janitor:
         ttl = max(self._settings.upload_ttl_s, self._settings.sweep_age_s)
         count = 0
         for path in self._settings.data.glob("uploads/[!.]*"):
+            self._pause()
             if self._age(path) < ttl:
                 continue
             state = self._catalogue.client.hget(f"{self._settings.redis_prefix}job:{path.name}", "state")
@@ -114,6 +127,7 @@ class Janitor:
         now_ms = seconds * 1000 + micros // 1000
         count = 0
         for tenant, name in self._catalogue.datasets.expired(now_ms):
+            self._pause()
             if self._datasets.delete_expired(tenant, name, now_ms):
                 log.info("dataset expired", dataset=name)
                 count += 1
@@ -123,6 +137,7 @@ class Janitor:
         """Versions whose context is in no tier; the dataset's pointer goes to the highest that remains."""
         count = 0
         for tenant, name in self._catalogue.datasets.all():
+            self._pause()
             # A tenant without any folder is rather a disk that is not mounted.
             if not is_tenant(tenant) or not (self._folder.roots("context")[0] / tenant).is_dir():
                 continue
@@ -152,6 +167,7 @@ class Janitor:
         tenants = set()
         for kind in ("context", "table"):
             for tenant, path in self._files(kind):
+                self._pause()
                 tenants.add(tenant)
                 if not is_digest(path.stem) or path.suffix != _SUFFIXES[kind] or not self._is_old(path):
                     continue
@@ -170,12 +186,17 @@ class Janitor:
                     # A publish may have given the name to a fresh file since.
                     if self._is_old(path):
                         self._catalogue.datasets.condemn(epoch, tenant, kind, path.stem)
-        return sum(bury(self._folder, self._catalogue, tenant) for tenant in sorted(tenants))
+        count = 0
+        for tenant in sorted(tenants):
+            self._pause()
+            count += bury(self._folder, self._catalogue, tenant)
+        return count
 
     def sockets(self) -> int:
         """Sockets of predict workers that died: nobody accepts there."""
         count = 0
         for path in self._settings.run.glob("*.sock"):
+            self._pause()
             if path.name in _OTHER_SOCKETS or not self._is_old(path):
                 continue
             before = _identity(path)
@@ -221,6 +242,9 @@ class Sweeper:
 
     Of all processes one sweeps: whoever first takes the lock, which runs out when the next sweep is due. With
     `as_substitute` only while no fit worker lives, whose keepers do it otherwise.
+
+    A fit worker's parent forks its children. A lock that this thread held at that moment would stay locked in the child
+    for ever, so forks wait for the present step to end.
     """
 
     def __init__(
@@ -230,7 +254,11 @@ class Sweeper:
         self._settings = settings
         self._name = name
         self._as_substitute = as_substitute
-        self._janitor = Janitor(catalogue, settings)
+        self._step = threading.Lock()
+        self._janitor = Janitor(catalogue, settings, pause=self._let_fork)
+        os.register_at_fork(
+            before=self._step.acquire, after_in_parent=self._step.release, after_in_child=self._step.release
+        )
         self._thread: threading.Thread | None = None
         self._looked: float | None = None
 
@@ -246,8 +274,13 @@ class Sweeper:
         self._thread = threading.Thread(target=self._sweep, name="janitor", daemon=True)
         self._thread.start()
 
+    def _let_fork(self) -> None:
+        self._step.release()
+        time.sleep(FORK_S)  # a lock that is taken again at once is never had by another thread
+        self._step.acquire()
+
     def _sweep(self) -> None:
-        with contextlib.suppress(CatalogueUnavailable):
+        with self._step, contextlib.suppress(CatalogueUnavailable):
             if self._as_substitute and self._catalogue.workers.fit():
                 return
             lock, lasts_ms = f"{self._settings.redis_prefix}sweep", int(self._settings.sweep_every_s * 1000)

@@ -97,4 +97,5 @@ class RecordFile:
                 os.close(folder)
             yield descriptor
         finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor too
             os.close(descriptor)

@@ -44,8 +44,12 @@ class DatasetService:
                 return found, None
 
     def delete(self, tenant: str, name: str) -> None:
-        """Delete a dataset and its files in every tier; the tombstone is on disk before this returns."""
+        """Delete a dataset and its files in every tier; the tombstone is on disk before this returns.
+
+        Raises DatasetNotFound, and CatalogueEmptied while the catalogue does not belong to the data folder.
+        """
         name = dataset_name(name)
+        self._catalogue.epoch.require()  # or the tombstone would be for a dataset of another catalogue
         self._find(tenant, name)
         self._records.delete(tenant, name)
         self._catalogue.datasets.delete(tenant, name)
@@ -74,6 +78,7 @@ class DatasetService:
 
     def pin(self, tenant: str, name: str, pinned: bool) -> Dataset:
         """Keep every version of a dataset, or no longer."""
+        self._catalogue.epoch.require()
         dataset = self.get(tenant, name)
         self._records.pin(tenant, dataset.name, pinned)
         self._catalogue.datasets.pin(tenant, dataset.name, pinned)

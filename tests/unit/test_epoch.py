@@ -141,6 +141,17 @@ def test_an_emptied_catalogue_does_not_say_that_a_dataset_does_not_exist(stored:
     assert "delete" not in [line["op"] for line in stored.records.read()]
 
 
+def test_another_folder_s_catalogue_can_not_have_this_folder_s_datasets_deleted(stored: Stored) -> None:
+    stored.publish("d", "content")
+    service = DatasetService(stored.catalogue, stored.settings)
+    stored.client.set("tabrelay:epoch", "f" * 32)
+    with pytest.raises(CatalogueEmptied):
+        service.delete("default", "d")
+    with pytest.raises(CatalogueEmptied):
+        service.pin("default", "d", True)
+    assert [line["op"] for line in stored.records.read()] == ["publish", "published"]
+
+
 def test_the_routing_snapshot_keeps_what_it_knew_until_the_catalogue_is_restored(stored: Stored) -> None:
     kept, lost = stored.publish("kept", "a"), stored.publish("lost", "b")
     snapshot = RoutingSnapshot(stored.catalogue, stored.settings)

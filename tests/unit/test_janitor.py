@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -292,6 +295,61 @@ def test_one_process_sweeps_at_a_time(stored: Stored, monkeypatch: pytest.Monkey
         for sweeper in sweepers:
             look(sweeper)
     assert [len(times) for times in swept] == [1, 0]
+
+
+def test_a_fork_waits_for_a_step_of_the_sweep_and_not_for_its_end(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeper = Sweeper(stored.catalogue, stored.settings, "fit-0")
+    story: list[str] = []
+    began, forked = threading.Event(), threading.Event()
+
+    def long_sweep() -> None:
+        began.set()
+        story.append("step")
+        while not forked.wait(0.001):
+            sweeper._let_fork()
+
+    monkeypatch.setattr(sweeper._janitor, "sweep", long_sweep)
+    sweeper.look()
+    began.wait(5)
+    with sweeper._step:  # what os.fork takes first
+        story.append("fork")
+        forked.set()
+    assert sweeper._thread is not None
+    sweeper._thread.join(5)
+    assert (story, sweeper._step.locked()) == (["step", "fork"], False)
+
+
+def test_nothing_is_locked_between_two_steps(stored: Stored) -> None:
+    def try_all_locks() -> None:
+        locks = [stored.records.path, *stored.settings.data.glob("locks/*")]
+        for path in locks:
+            with path.open("rb+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    gone = stored.publish("gone", "b", created_ms=1)
+    stored.publish("d", "a", ttl_s=1, created_ms=1)
+    stored.path(gone).unlink()
+    stored.context("unreferenced")
+    leftovers(stored)
+    stored.age(seconds=48 * HOUR_S)
+    removed = Janitor(stored.catalogue, stored.settings, pause=try_all_locks).sweep()
+    assert set(removed.counts()) == {"temporary", "uploads", "files", "versions", "datasets"}
+
+
+def test_a_tenant_s_lock_ends_though_a_forked_process_has_its_descriptor(stored: Stored) -> None:
+    inherited = []
+    with stored.folder.locked("default"):
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(entry).endswith("locks/default"):
+                    inherited.append(os.dup(int(entry.name)))
+    with (stored.settings.data / "locks" / "default").open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert inherited
+    for descriptor in inherited:
+        os.close(descriptor)
 
 
 def test_predict_workers_sweep_only_while_no_fit_worker_lives(
