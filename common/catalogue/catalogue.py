@@ -23,10 +23,10 @@ class Catalogue:
         scripts = Scripts(client, settings.redis_prefix)
         self.client = client
         self.prefix = settings.redis_prefix
-        self.jobs = Jobs(client, scripts, settings)
+        self.epoch = Epoch(client, settings.redis_prefix, settings.data)
+        self.jobs = Jobs(client, scripts, settings, self.epoch)
         self.datasets = Datasets(client, scripts, settings.redis_prefix)
         self.workers = Workers(client, settings)
-        self.epoch = Epoch(client, settings.redis_prefix, settings.data)
         self.events = Events(client, settings.redis_prefix)
         self.speed = Speed(client, scripts, settings.redis_prefix)
 

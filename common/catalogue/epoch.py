@@ -61,6 +61,11 @@ class Epoch:
         if not self.matches() and not self.ensure():
             raise CatalogueEmptied(retry_after_s=30)
 
+    def explain_absence(self) -> None:
+        """What was asked for is not in Redis: raise CatalogueEmptied when that is because Redis lost what it knew."""
+        if not self.matches() and self._in_file:
+            raise CatalogueEmptied(retry_after_s=30)
+
     def restore(self) -> bool:
         """Make both ids equal, once the catalogue holds what the folder tells; returns whether anything changed."""
         if self.matches(look_again=True):

@@ -13,6 +13,7 @@ from redis.exceptions import LockError
 from common import logs
 from common.admission import drain_s
 from common.catalogue.connection import Client, Scripts, pairs
+from common.catalogue.epoch import Epoch
 from common.catalogue.records import Job, JobState, NewJob, Version
 from common.errors import (
     Cancelled,
@@ -83,8 +84,9 @@ class Submitted:
 class Jobs:
     """The job side of the catalogue."""
 
-    def __init__(self, client: Client, scripts: Scripts, settings: Settings) -> None:
+    def __init__(self, client: Client, scripts: Scripts, settings: Settings, epoch: Epoch) -> None:
         self._client = client
+        self._epoch = epoch
         self._scripts = scripts
         self._settings = settings
         self._prefix = settings.redis_prefix
@@ -143,8 +145,10 @@ class Jobs:
         return drain_s(ends, self._now_ms())
 
     def get(self, tenant: str, job_id: str) -> Job:
-        """The tenant's job; raises JobNotFound, also for a job of somebody else."""
+        """The tenant's job; raises JobNotFound, also for a job of somebody else, or CatalogueEmptied."""
         stored = self._client.hgetall(f"{self._prefix}job:{job_id}")
+        if not stored:
+            self._epoch.explain_absence()
         if not stored or stored["tenant"] != tenant:
             raise JobNotFound(f"there is no job {job_id!r}")
         return Job.decode(stored)

@@ -10,7 +10,7 @@ import pytest
 
 from common.catalogue import Catalogue
 from common.catalogue.epoch import Epoch
-from common.errors import CatalogueEmptied, CatalogueUnavailable, DatasetNotFound
+from common.errors import CatalogueEmptied, CatalogueUnavailable, DatasetNotFound, JobNotFound
 from common.files import bury
 from common.relay.snapshot import RoutingSnapshot
 from common.service.datasets import DatasetService
@@ -172,3 +172,11 @@ def test_the_routing_snapshot_keeps_what_it_knew_until_the_catalogue_is_restored
     assert snapshot.resolve("default", "kept", None) == kept
     with pytest.raises(DatasetNotFound):
         snapshot.resolve("default", "lost", None)
+
+
+def test_a_job_that_an_emptied_redis_forgot_is_not_called_unknown(stored: Stored) -> None:
+    with pytest.raises(JobNotFound):
+        stored.catalogue.jobs.get("default", "0" * 32)
+    stored.client.flushall()
+    with pytest.raises(CatalogueEmptied):
+        stored.catalogue.jobs.get("default", "0" * 32)
