@@ -29,8 +29,9 @@ from common.catalogue.records import FitWorker
 from common.contexts.store import ContextStore
 from common.errors import CatalogueUnavailable
 from common.janitor import Sweeper
+from common.lost_jobs import LostJobs
 from common.settings import Settings
-from common.wake import TASK, unheard
+from common.wake import TASK
 
 log = logs.get("keeper")
 
@@ -61,6 +62,7 @@ class Keeper:
         self._app = app
         self._catalogue = Catalogue.connect(settings)
         self._store = ContextStore(settings)
+        self._lost = LostJobs(self._catalogue, settings, name)
         self._sweeper = Sweeper(self._catalogue, settings, name)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
@@ -71,7 +73,7 @@ class Keeper:
             after_in_child=self._round.release,
         )
         self._started_ms = int(time.time() * 1000)
-        self._beat = self._swept = -math.inf
+        self._beat = -math.inf
         self._ended_token = ""
         self._renewed = ("", 0.0)
 
@@ -121,9 +123,9 @@ class Keeper:
         if now - self._beat >= self._settings.heartbeat_s:
             self._beat = now
             self._register()
-        if now - self._swept >= self._settings.janitor_every_s:
-            self._swept = now
-            self._sweep()
+        for queue in self._lost.look():
+            self._wake(queue)
+        self._sweeper.look()
 
     def _held(self) -> Held | None:
         held = self._catalogue.jobs.held_by(self._holder)
@@ -173,22 +175,6 @@ class Keeper:
                 job=held.job if held else "",
             )
         )
-
-    def _sweep(self) -> None:
-        """The janitor: files nobody needs, expired leases and lost wake-ups; one keeper at a time."""
-        self._sweeper.look()
-        client, prefix = self._catalogue.client, self._settings.redis_prefix
-        lease_ms = int(self._settings.janitor_every_s * 1000)
-        if not client.set(f"{prefix}janitor", self._name, nx=True, px=lease_ms):
-            return
-        for job in self._catalogue.jobs.expired():
-            queue = self._catalogue.jobs.release_dead(job)
-            if queue:
-                log.warning("a job's lease ran out", job=job, then=queue)
-        for job in self._catalogue.jobs.end_overdue():
-            log.warning("a job's deadline passed while it waited", job=job)
-        for queue in unheard(self._catalogue, QUEUES):
-            self._wake(queue)
 
     def _wake(self, queue: str) -> None:
         try:

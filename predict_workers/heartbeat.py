@@ -12,6 +12,7 @@ from common.catalogue import Catalogue, check_in
 from common.catalogue.records import PredictWorker
 from common.errors import CatalogueUnavailable
 from common.janitor import Sweeper
+from common.lost_jobs import LostJobs
 from common.settings import Settings
 from predict_workers.batcher import Batcher
 from predict_workers.residency import Residency
@@ -40,6 +41,7 @@ class Heartbeat:
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._lost = LostJobs(catalogue, settings, name, as_substitute=True)
         self._sweeper = Sweeper(catalogue, settings, name, as_substitute=True)
         self._started_ms = int(time.time() * 1000)
 
@@ -64,6 +66,7 @@ class Heartbeat:
             self._changed.clear()
             try:
                 self._catalogue.workers.register_predict(self._state())
+                self._lost.look()  # nobody is there to be woken
                 self._sweeper.look()
                 if not reachable:
                     log.info("the catalogue is reachable again")

@@ -325,13 +325,12 @@ class Jobs:
         late = [why for why, at in ends.items() if at and now_ms > int(at) + grace_s * 1000]
         return late[0] if late else ""
 
-    def expired(self) -> list[str]:
-        """Running jobs whose lease has run out."""
-        return list(
-            self._client.zrangebyscore(
-                f"{self._prefix}running", "-inf", f"({self._now_ms()}", start=0, num=100
-            )
+    def expired(self) -> list[tuple[str, str]]:
+        """Running jobs whose lease has run out, each with the token of the claim that held it."""
+        ids = self._client.zrangebyscore(
+            f"{self._prefix}running", "-inf", f"({self._now_ms()}", start=0, num=100
         )
+        return [(job_id, self._client.hget(f"{self._prefix}job:{job_id}", "token") or "") for job_id in ids]
 
     def _now_ms(self) -> int:
         seconds, micros = self._client.time()

@@ -162,7 +162,7 @@ def test_an_expired_lease_can_not_publish_and_goes_back_to_the_queue(
     client.zadd("tabrelay:running", {claim.job.id: 1})
     with pytest.raises(StaleClaim):
         catalogue.jobs.publish(claim, version_of(claim), {})
-    assert catalogue.jobs.expired() == [claim.job.id]
+    assert catalogue.jobs.expired() == [(claim.job.id, claim.token)]
     assert catalogue.jobs.release_dead(claim.job.id) == QUEUE
     assert catalogue.jobs.get("default", claim.job.id).state is JobState.QUEUED
 
