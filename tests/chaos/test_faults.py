@@ -64,7 +64,9 @@ KILLS = 200
 JOBS = 60
 FIT_WORKERS = 4
 #: A child that is killed before it has loaded torch costs little, and proves as much.
-YOUNG_S = 1.0
+YOUNG_S = 1.5
+#: Two workers in turn never get a child up, so that the other two get work done in between.
+TURN_S = 12.0
 ENDS_WITHIN_S = 60.0
 
 
@@ -87,8 +89,10 @@ def test_two_hundred_kills_lose_nothing(private_stack: StartStack) -> None:
         feeding.start()
         began = time.monotonic()
         while killed.total() < KILLS:
-            kill_one(world, rng, killed, last_kill)
-            time.sleep(float(rng.uniform(0.2, 1.2)))
+            spent = time.monotonic() - began
+            turn = int(spent / TURN_S)
+            kill_one(world, rng, killed, last_kill, {f"fit-{(turn + i) % FIT_WORKERS}" for i in range(2)})
+            time.sleep(float(rng.uniform(0.1, 0.4)))
         took = time.monotonic() - began
         feeding.join()
         for job in history.accepted:
@@ -121,19 +125,21 @@ def feed(url: str, history: History, killed: Counter[str]) -> None:
             time.sleep(0.1)
 
 
-def kill_one(world: World, rng: np.random.Generator, killed: Counter[str], last_kill: dict[str, int]) -> None:
-    """A child that works, one that is coming up, or a parent with its child."""
-    working = world.working()
+def kill_one(
+    world: World, rng: np.random.Generator, killed: Counter[str], last_kill: dict[str, int], victims: set[str]
+) -> None:
+    """A victim's child that is coming up, as long as there is one; else any child at work, or a parent with its child."""
+    names = {p.pid: worker_of(p.pid) for p in world.fit_parents()}
     children = world.fit_children()
-    young = [p.pid for p in children if p.age_s < YOUNG_S]
-    parents = [p.pid for p in world.fit_parents() if p.age_s > YOUNG_S]
+    working = world.working()
+    young = [p.pid for p in children if p.age_s < YOUNG_S and names.get(p.parent) in victims]
     draw = rng.random()
-    if working and draw < 0.45:
-        kind, pids = "child at work", sorted(working)
-    elif young and draw < 0.9:
+    if young and draw < 0.8:
         kind, pids = "child coming up", young
-    elif parents and draw > 0.93:
-        kind, pids = "parent", parents
+    elif working and draw < 0.9:
+        kind, pids = "child at work", sorted(working)
+    elif names and draw > 0.97:
+        kind, pids = "parent", sorted(names)
     else:
         return
     pid = pids[int(rng.integers(len(pids)))]
@@ -144,6 +150,15 @@ def kill_one(world: World, rng: np.random.Generator, killed: Counter[str], last_
         killed[kind] += 1
         for job in {held[p] for p in hit if p in held}:
             last_kill[job] = at
+
+
+def worker_of(pid: int) -> str:
+    """The name of a worker's process."""
+    with contextlib.suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(b"TABRELAY_WORKER_NAME="):
+                return variable.partition(b"=")[2].decode()
+    return ""
 
 
 def ended_after(world: World, job: str, killed_ms: int) -> float:

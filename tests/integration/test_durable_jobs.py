@@ -126,6 +126,7 @@ def test_a_cancelled_waiting_job_leaves_no_table_behind(service: Service, stack:
     service.end_of(busy["id"])
 
 
+@pytest.mark.slow
 def test_a_child_that_does_not_heed_a_cancel_is_ended_by_force_and_leaves_nothing(
     private_stack: StartStack,
 ) -> None:
@@ -163,6 +164,7 @@ def damage(path: Path) -> None:
     copy.replace(path)
 
 
+@pytest.mark.slow
 def test_a_refused_or_damaged_context_is_fitted_again_from_the_kept_table(
     private_stack: StartStack, tmp_path: Path
 ) -> None:
@@ -194,7 +196,9 @@ def test_a_refused_or_damaged_context_is_fitted_again_from_the_kept_table(
 
 def refused(service: Service, rows: Any, code: str, reason: str) -> dict[str, Any]:
     """The dataset's context is refused with a job that fits it again, and that job's end."""
-    response = service.ask("d", rows)
+    response = service.ask(
+        "d", rows, deadline_ms=120_000
+    )  # a killed worker comes back slowly on a busy machine
     check_problem(response, 410, code, says="fitted again by job")
     assert int(response.headers["retry-after"]) >= 1
     job = response.json()["job"]

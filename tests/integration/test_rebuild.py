@@ -21,7 +21,7 @@ from tabrelay.up.embedded import Stack
 from tabrelay.up.redis_server import running_url
 from tests.support import Service, check_problem, numeric, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 StartStack = Callable[..., Stack]
 
