@@ -144,6 +144,32 @@ def test_a_child_that_does_not_heed_a_cancel_is_ended_by_force_and_leaves_nothin
         assert len(tables) == 1
 
 
+@pytest.mark.slow
+def test_large_fits_leave_one_of_two_workers_to_small_ones(private_stack: StartStack) -> None:
+    stack = private_stack(environ={"TABRELAY_LARGE_FIT_S": "1"}, fit_workers=2)
+    with Service(stack.url) as service:
+        large = [service.submit(slow(200 + i), f"large-{i}", **SLOW).json() for i in range(3)]
+        assert {job["queue"] for job in large} == {"fit.large"}
+        encoding(service, large[0]["id"])
+        small = [service.submit(numeric(seed=210 + i), f"small-{i}").json() for i in range(2)]
+        ended = [service.end_of(job["id"]) for job in small]
+        assert {job["queue"] for job in ended} == {"fit.small"}
+        assert [service.job(job["id"])["state"] for job in large[1:]] == ["queued", "queued"]
+        assert all(service.end_of(job["id"])["state"] == "succeeded" for job in large)
+
+
+@pytest.mark.slow
+def test_workers_serve_the_queues_that_they_are_told(private_stack: StartStack) -> None:
+    stack = private_stack(
+        environ={"TABRELAY_LARGE_FIT_S": "1"}, fit_workers=2, queues=("fit.small", "fit.large")
+    )
+    with Service(stack.url) as service:
+        shown = service.http.get("/v1/workers").json()["fit"]
+        assert [worker["queues"] for worker in shown] == [["fit.small"], ["fit.large"]]
+        assert service.fit(slow(220), "large", **SLOW)["state"] == "succeeded"
+        assert service.fit(numeric(seed=221), "small")["state"] == "succeeded"
+
+
 def other_weights(folder: Path) -> Path:
     """The mini classifier with one weight changed."""
     path = folder / "other.ckpt"
