@@ -136,9 +136,9 @@ def kill_one(
     draw = rng.random()
     if young and draw < 0.8:
         kind, pids = "child coming up", young
-    elif working and draw < 0.9:
+    elif working and 0.8 <= draw < 0.92:
         kind, pids = "child at work", sorted(working)
-    elif names and draw > 0.97:
+    elif names and draw > 0.985:
         kind, pids = "parent", sorted(names)
     else:
         return
