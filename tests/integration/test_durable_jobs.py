@@ -24,7 +24,7 @@ SLOW = {"options": '{"n_estimators": 32}'}
 
 def slow(seed: int) -> Any:
     """A table whose fit takes some seconds with 32 estimators."""
-    return numeric(rows=1500, columns=20, seed=seed)
+    return numeric(rows=700, columns=14, seed=seed)
 
 
 def encoding(service: Service, job: str) -> None:
