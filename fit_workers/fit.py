@@ -61,7 +61,12 @@ def warm_up(name: str) -> None:
 def fit_next(name: str, holder: str, queue: str) -> None:
     """Claim the next job of a queue and run it to its end; returns at once when nobody waits."""
     worker = _worker(name)
-    claim = worker.catalogue.jobs.claim(queue, name, os.getpid(), new_id(), holder)
+    try:
+        claim = worker.catalogue.jobs.claim(queue, name, os.getpid(), new_id(), holder)
+    except CatalogueUnavailable:
+        # It may have gone through: the parent would renew a job's lease as long as this process lives.
+        log.warning("a claim was not answered; this process ends, its parent sees to the job", queue=queue)
+        os._exit(1)
     if claim is None:
         return
     try:
