@@ -65,7 +65,12 @@ def fit_next(name: str, holder: str, queue: str) -> list[str]:
     Returns the queues that should be woken: a job's end may free others that waited for it or for this worker.
     """
     worker = _worker(name)
-    claim = worker.catalogue.jobs.claim(queue, name, os.getpid(), new_id(), holder)
+    try:
+        claim = worker.catalogue.jobs.claim(queue, name, os.getpid(), new_id(), holder)
+    except CatalogueUnavailable:
+        # It may have gone through: the parent would renew a job's lease as long as this process lives.
+        log.warning("a claim was not answered; this process ends, its parent sees to the job", queue=queue)
+        os._exit(1)
     if claim is None:
         return []
     try:

@@ -198,13 +198,18 @@ class FitService:
             known = place.exists()
             self._folder.keep_table(request.tenant, parsed.table_digest, parsed.path)
             try:
-                return self._catalogue.jobs.submit(
+                submitted = self._catalogue.jobs.submit(
                     new, idempotency_key=request.idempotency_key, fingerprint=f"{dataset}/{key}"
                 )
-            except BaseException:
+                # An earlier answer was repeated: its job and dataset may be gone, and their table with them.
+                if submitted.outcome == "accepted" or self._catalogue.datasets.is_referred(
+                    request.tenant, "table", parsed.table_digest
+                ):
+                    known = True
+                return submitted
+            finally:
                 if not known:
                     place.unlink(missing_ok=True)
-                raise
 
     def _submit_raw(self, request: FitRequest) -> Submitted:
         """A file too big to parse before the answer: the fit worker parses it, with the same errors."""

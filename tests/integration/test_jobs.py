@@ -187,3 +187,18 @@ def test_an_answer_explains_its_time(service: Service) -> None:
     parts = sum(ms for name, ms in timings.items() if name != "total")
     assert parts == pytest.approx(timings["total"], rel=0.05, abs=0.5)
     assert "forward;dur=" in response.headers["server-timing"]
+
+
+def test_a_repeated_request_for_a_job_whose_dataset_is_gone_leaves_no_table_behind(
+    service: Service, stack: Stack
+) -> None:
+    table = numeric(seed=58)
+    first = service.submit(table, "repeated", idempotency_key="repeated-1").json()
+    service.end_of(first["id"])
+    tables = stack.data_dir / "tables" / "default"
+    before = set(tables.iterdir())
+    assert service.http.delete("/v1/datasets/repeated").status_code == 204
+    gone = before - set(tables.iterdir())
+    assert len(gone) == 1
+    assert service.submit(table, "repeated", idempotency_key="repeated-1").json()["id"] == first["id"]
+    assert gone.isdisjoint(tables.iterdir())
