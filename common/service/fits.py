@@ -16,7 +16,7 @@ from common.admission import estimate_fit_s
 from common.catalogue import Catalogue, Job
 from common.catalogue.jobs import Submitted
 from common.catalogue.records import JobState, NewJob, Priority, Upload
-from common.errors import FieldError, InvalidRequest, TooLarge
+from common.errors import CatalogueUnavailable, FieldError, InvalidRequest, TooLarge
 from common.files import DataFolder, bury
 from common.models.protocol import ModelSpec
 from common.models.registry import Registry, check_table, validate_options
@@ -207,6 +207,9 @@ class FitService:
                 ):
                     known = True
                 return submitted
+            except CatalogueUnavailable:
+                known = True  # it may be accepted although the answer is lost; the janitor removes what is nobody's
+                raise
             finally:
                 if not known:
                     place.unlink(missing_ok=True)
@@ -241,6 +244,8 @@ class FitService:
             submitted = self._catalogue.jobs.submit(
                 new, idempotency_key=request.idempotency_key, fingerprint=fingerprint
             )
+        except CatalogueUnavailable:
+            raise  # it may be accepted although the answer is lost; the janitor removes what is nobody's
         except BaseException:
             kept.unlink(missing_ok=True)
             raise

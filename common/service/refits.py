@@ -8,6 +8,7 @@ from common.catalogue import Catalogue, Job, Version
 from common.catalogue.jobs import Submitted
 from common.catalogue.records import JobState, NewJob, Priority, Reason, Upload
 from common.errors import (
+    CatalogueUnavailable,
     Conflict,
     ContextDamaged,
     ContextGone,
@@ -138,6 +139,8 @@ class RefitService:
             raise Conflict("the job's upload is no longer kept; submit the fit again") from error
         try:
             return self._catalogue.jobs.submit(new, again=True)
+        except CatalogueUnavailable:
+            raise  # it may be accepted although the answer is lost
         except BaseException:
             after.rename(before)
             raise
