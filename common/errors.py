@@ -28,6 +28,7 @@ TabrelayError
 │   │   └── CatalogueEmptied     catalogue_emptied
 │   ├── NoPredictWorker          no_predict_worker
 │   ├── ModelNotReady            model_not_ready
+│   ├── FilesBusy                files_busy
 │   └── WorkerLost               worker_lost
 ├── DeadlinePassed          504  deadline_passed
 ├── FitTimeout              504  timeout
@@ -248,6 +249,12 @@ class ModelNotReady(Unavailable):
     """The model's weights are not there."""
 
     code = "model_not_ready"
+
+
+class FilesBusy(Unavailable):
+    """The tenant's files are held by a process that does not let go; try again later."""
+
+    code = "files_busy"
 
 
 class WorkerLost(Unavailable):

@@ -16,17 +16,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from common import logs
 from common.catalogue import Catalogue
+from common.errors import FilesBusy
 from common.names import is_digest, is_tenant
 from common.settings import Settings
 from common.tables.canonical import sync_folder
 
 log = logs.get("files")
+
+#: How long a lock is waited for; whoever holds one needs milliseconds, so longer is a process that hangs.
+LOCK_S = 30.0
+LOCK_LOOK_S = 0.002
 
 
 class DataFolder:
@@ -86,7 +92,7 @@ class DataFolder:
 
     @contextmanager
     def locked(self, tenant: str) -> Iterator[None]:
-        """Hold the tenant's lock; ends with the process that holds it."""
+        """Hold the tenant's lock, which ends with the process that holds it; raises FilesBusy after LOCK_S."""
         with self._holding(_tenant(tenant)):
             yield
 
@@ -102,8 +108,16 @@ class DataFolder:
     @contextmanager
     def _holding(self, name: str) -> Iterator[None]:
         descriptor = os.open(private_folder(self._root / "locks") / name, os.O_RDWR | os.O_CREAT, 0o600)
+        ends = time.monotonic() + LOCK_S
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > ends:
+                        raise FilesBusy(retry_after_s=5) from None
+                    time.sleep(LOCK_LOOK_S)
             yield
         finally:
             # Closing alone would leave it locked while a process that was forked meanwhile has the descriptor too.

@@ -20,6 +20,7 @@ from common.errors import (
     Cancelled,
     CatalogueUnavailable,
     ContextGone,
+    FilesBusy,
     FitTimeout,
     InternalError,
     InvalidTable,
@@ -42,6 +43,9 @@ from fit_workers.report import Reporter
 from fit_workers.worker import Worker
 
 log = logs.get("fit")
+
+#: Seconds between two tries to hand a job back while the catalogue can't be reached.
+GIVE_BACK_S = 0.5
 
 
 @functools.cache
@@ -126,6 +130,8 @@ class FitRun:
         except SoftTimeLimitExceeded:
             limit = self._worker.settings.fit_time_limit_s
             self._end(FitTimeout(f"the fit took longer than {limit:.0f} s (TABRELAY_FIT_TIME_LIMIT_S)"))
+        except (CatalogueUnavailable, FilesBusy) as error:
+            self._give_back(error)
         except TabrelayError as error:
             self._end(error)
         except MemoryError:
@@ -138,11 +144,30 @@ class FitRun:
             self._log.exception("fit failed")
             self._end(InternalError("the fit failed; the fit worker's log has the cause"))
 
+    def _give_back(self, error: TabrelayError) -> None:
+        """A fault of what is around the job and not of the job: it goes back, the attempt uncounted.
+
+        When that can't be said within the lease this process ends, and its parent sees to the job.
+        """
+        self._log.warning("the job goes back to its queue", code=error.code, why=str(error))
+        ends = time.monotonic() + self._worker.settings.lease_s
+        while True:
+            try:
+                self._worker.catalogue.jobs.hand_back(self._job.id, self._claim.token)
+                return
+            except CatalogueUnavailable:
+                if time.monotonic() > ends:
+                    os._exit(1)
+                time.sleep(GIVE_BACK_S)
+
     def _end(self, error: TabrelayError) -> None:
         try:
             self._worker.catalogue.jobs.fail(self._claim, error, self._reporter.done())
         except StaleClaim as stale:
             self._log.warning("the job is no longer ours; its error is not recorded", why=str(stale))
+            return
+        except CatalogueUnavailable as unreachable:
+            self._give_back(unreachable)
             return
         self._log.info("job cancelled" if isinstance(error, Cancelled) else "job failed", code=error.code)
         if self._job.upload is not None:
