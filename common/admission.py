@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from common.errors import Overloaded
@@ -23,21 +22,6 @@ def estimate_fit_s(spec: ModelSpec, rows: int, columns: int, options: Mapping[st
     members = int(options.get("n_estimators", 8))
     per_cell = FIT_S_PER_CELL.get(spec.name, 1.1e-4)
     return FIT_S_LEAST + per_cell * members * rows * (columns + EXTRA_COLUMNS)
-
-
-#: Retry-After of a full queue while nothing is known of its speed, and its bounds; seconds.
-DRAIN_UNKNOWN_S, DRAIN_LEAST_S, DRAIN_MOST_S = 10.0, 1.0, 600.0
-
-
-def drain_s(ends_ms: Sequence[int], now_ms: int) -> float:
-    """Seconds until a full queue is likely to have a free place: one over its drain rate.
-
-    `ends_ms` are the latest ends of running jobs, newest first. A queue that stands still looks slower and slower.
-    """
-    if not ends_ms:
-        return DRAIN_UNKNOWN_S
-    mean_s = max(now_ms - ends_ms[-1], 1) / len(ends_ms) / 1000
-    return float(min(max(math.ceil(mean_s), DRAIN_LEAST_S), DRAIN_MOST_S))
 
 
 class UploadRoom:

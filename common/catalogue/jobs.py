@@ -11,8 +11,8 @@ import orjson
 from redis.exceptions import LockError
 
 from common import logs
-from common.admission import drain_s
 from common.catalogue.connection import Client, Scripts, pairs
+from common.catalogue.drain import drain_s
 from common.catalogue.epoch import Epoch
 from common.catalogue.records import Job, JobState, NewJob, Version
 from common.errors import (

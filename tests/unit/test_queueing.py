@@ -7,8 +7,9 @@ from typing import Any
 import fakeredis
 import pytest
 
-from common.admission import DRAIN_LEAST_S, DRAIN_MOST_S, DRAIN_UNKNOWN_S, UploadRoom, drain_s
+from common.admission import UploadRoom
 from common.catalogue import Catalogue, JobState
+from common.catalogue.drain import DRAIN_LEAST_S, DRAIN_MOST_S, DRAIN_UNKNOWN_S, drain_s
 from common.catalogue.jobs import Claim, Held, Joined, Moved, StaleClaim
 from common.catalogue.records import FitWorker, Job, NewJob
 from common.errors import Cancelled, Conflict, FitTimeout, InvalidTable, Overloaded, QueueFull

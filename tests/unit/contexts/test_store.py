@@ -15,6 +15,7 @@ from common.contexts.store import ContextStore
 from common.contexts.writer import write_context
 from common.errors import ContextDamaged, ContextGone, VerificationFailed
 from common.models.protocol import Prediction, TensorSource
+from common.names import new_id
 from common.settings import Settings
 from tests.support import numeric
 from tests.unit import fitting
@@ -33,7 +34,9 @@ def published(store: ContextStore, fill: int, tenant: str = TENANT) -> str:
     """A file of about BYTES bytes, by its digest. Not a whole context: copies never look inside."""
     data = np.full(BYTES, fill, dtype=np.uint8)
     written = write_context(
-        store.temporary(tenant), "{}", [TensorSource("a", "U8", data.shape, lambda: iter([data.data]))]
+        store.temporary(tenant, new_id()),
+        "{}",
+        [TensorSource("a", "U8", data.shape, lambda: iter([data.data]))],
     )
     store.publish(written.path, tenant, written.digest)
     return written.digest
@@ -199,7 +202,7 @@ def test_a_context_that_answers_otherwise_than_its_estimator_is_not_kept(
     store = store_of(tmp_path)
     with pytest.raises(VerificationFailed, match="nothing was published"):
         build_context(
-            store, TENANT, fitting.adapter(), fitting.backbone("classification"), Liar(real.state), real.table,  # type: ignore[arg-type]  # stands in for a state
+            store, TENANT, new_id(), fitting.adapter(), fitting.backbone("classification"), Liar(real.state), real.table,  # type: ignore[arg-type]  # stands in for a state
             table_digest="0" * 64, key="k", options={}, timings_ms={},
         )  # fmt: skip
     assert list((tmp_path / "contexts").rglob("*.*")) == []
@@ -208,7 +211,7 @@ def test_a_context_that_answers_otherwise_than_its_estimator_is_not_kept(
 def test_leaving_a_built_context_unpublished_leaves_no_file(real: fitting.Fitted, tmp_path: Path) -> None:
     store = store_of(tmp_path)
     built = build_context(
-        store, TENANT, fitting.adapter(), fitting.backbone("classification"), real.state, real.table,
+        store, TENANT, new_id(), fitting.adapter(), fitting.backbone("classification"), real.state, real.table,
         table_digest="0" * 64, key="k", options={}, timings_ms={},
     )  # fmt: skip
     with built:
