@@ -155,7 +155,8 @@ def _text(name: str, cells: Sequence[str | None]) -> Any:
 def _numbers(name: str, cells: Sequence[int | float | None], kinds: set[type]) -> Any:
     whole = [cell for cell in cells if type(cell) is int]
     low, high = min(whole), max(whole)
-    if low not in _INT64 or high not in _UINT64 or (low < 0 and high not in _INT64):
+    allowed = _INT64 if low < 0 else _UINT64
+    if low not in allowed or high not in allowed:
         row = next(i for i, cell in enumerate(cells) if type(cell) is int and cell in (low, high))
         fault = FieldError(name, f"row {row + 1} holds a whole number beyond 64 bits; give it as text")
         raise InvalidTable(f"Column {name!r} holds whole numbers beyond 64 bits.", errors=[fault])

@@ -193,6 +193,20 @@ def test_json_that_is_no_table_is_refused(body: Any) -> None:
         table_from_json(body)
 
 
+@pytest.mark.parametrize(
+    "cells", [[-1, -2], [-(2**63), 2**63 - 1], [0, 2**64 - 1], [2**63, 2**64 - 1], [-5, 0.5]]
+)
+def test_whole_numbers_of_64_bits_are_read_whatever_their_sign(cells: list[float]) -> None:
+    table = table_from_json({"columns": ["a"], "rows": [[cell] for cell in cells]})
+    assert table.column("a").to_pylist() == cells
+
+
+@pytest.mark.parametrize("cells", [[-(2**63) - 1, 0], [0, 2**64], [-1, 2**63]])
+def test_whole_numbers_beyond_64_bits_are_refused_by_name(cells: list[int]) -> None:
+    with pytest.raises(InvalidTable, match="'a' holds whole numbers beyond 64 bits"):
+        table_from_json({"columns": ["a"], "rows": [[cell] for cell in cells]})
+
+
 def test_formats_are_told_by_content_type_then_suffix() -> None:
     assert detect_format("t.bin", "text/csv; charset=utf-8") == "csv"
     assert detect_format("t.parquet", "application/octet-stream") == "parquet"
