@@ -1,6 +1,6 @@
 # What people type. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test slow chaos check fix docs lock bench compose-test clean
+.PHONY: help setup demo up test slow chaos kills check fix docs lock bench compose-test clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -30,10 +30,13 @@ test: setup ## unit, integration and end-to-end tests, with real Redis, workers 
 	$(PYTEST) tests -m 'not slow and not gpu'
 
 slow: setup ## the slow suites
-	$(PYTEST) tests -m slow --timeout 900
+	$(PYTEST) tests -m 'slow and not long' --timeout 900
 
 chaos: setup ## break a running stack for MINUTES=5, seeded by CHAOS_SEED
 	CHAOS_SECONDS=$$(($(MINUTES) * 60)) $(PYTEST) tests/chaos/test_chaos.py -m chaos -s
+
+kills: setup ## 200 seeded kills of fit processes over 60 jobs and more; ten minutes
+	$(PYTEST) tests/chaos/test_faults.py -m long -s
 
 check: setup ## lint, types, import contracts, generated docs
 	$(BIN)/ruff check .

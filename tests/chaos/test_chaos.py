@@ -42,6 +42,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.chaos,
     pytest.mark.timeout(SECONDS + AFTERWARDS_S),
+    # The HTTP client leaves the socket of a connection that was reset to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 MIB = 1024**2
