@@ -281,10 +281,10 @@ class Sweeper:
 
     def _sweep(self) -> None:
         with self._step, contextlib.suppress(CatalogueUnavailable):
-            if self._as_substitute and self._catalogue.workers.fit():
-                return
-            lock, lasts_ms = f"{self._settings.redis_prefix}sweep", int(self._settings.sweep_every_s * 1000)
-            if not self._catalogue.client.set(lock, self._name, nx=True, px=max(lasts_ms, 1)):
+            lasts_s = self._settings.sweep_every_s
+            if not self._catalogue.workers.has_turn(
+                "sweep", self._name, lasts_s, as_substitute=self._as_substitute
+            ):
                 return
             try:
                 self._janitor.sweep()

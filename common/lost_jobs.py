@@ -37,10 +37,10 @@ class LostJobs:
         if self._looked is not None and now - self._looked < self._settings.janitor_every_s:
             return []
         self._looked = now
-        if self._as_substitute and self._catalogue.workers.fit():
-            return []
-        lock, lasts_ms = f"{self._catalogue.prefix}janitor", int(self._settings.janitor_every_s * 1000)
-        if not self._catalogue.client.set(lock, self._name, nx=True, px=max(lasts_ms, 1)):
+        lasts_s = self._settings.janitor_every_s
+        if not self._catalogue.workers.has_turn(
+            "janitor", self._name, lasts_s, as_substitute=self._as_substitute
+        ):
             return []
         jobs = self._catalogue.jobs
         for job, token in jobs.expired():

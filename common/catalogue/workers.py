@@ -31,6 +31,16 @@ class Workers:
         """Fit workers heard of lately, by name."""
         return [FitWorker.decode(text) for text in self._read("fit")]
 
+    def has_turn(self, task: str, name: str, lasts_s: float, *, as_substitute: bool) -> bool:
+        """Whether this worker is the one of all that does a common task now; its turn runs out after `lasts_s`.
+
+        With `as_substitute` only while no fit worker lives.
+        """
+        if as_substitute and self.fit():
+            return False
+        lasts_ms = max(int(lasts_s * 1000), 1)
+        return bool(self._client.set(f"{self._prefix}{task}", name, nx=True, px=lasts_ms))
+
     def leave(self, kind: str, name: str) -> None:
         """This worker stops on purpose."""
         self._client.delete(f"{self._prefix}worker:{kind}:{name}")
