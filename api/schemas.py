@@ -157,8 +157,15 @@ class PredictQuery(BaseModel):
     """What is wanted."""
 
     version: int | None = Field(default=None, description="the current one when not given")
-    output: str | None = Field(default=None, description="proba or label; mean or quantiles")
+    output: str | None = Field(
+        default=None,
+        description="proba or label; mean, median, mode or quantiles, as far as the model has them: `outputs` of /v1/models",
+    )
     quantiles: str | None = Field(default=None, description="levels, such as 0.05,0.5,0.95")
+    threshold: float | None = Field(
+        default=None, description="of two classes the second one is predicted from this probability on"
+    )
+    encoding: str | None = Field(default=None, description="of a CSV body that is not UTF-8")
     deadline_ms: int | None = None
 
 
@@ -174,6 +181,8 @@ class Prediction(Shown):
     classes: list[Any] | None = None
     probabilities: list[list[float]] | None = None
     mean: list[float] | None = None
+    median: list[float] | None = None
+    mode: list[float] | None = None
     quantiles: list[list[float]] | None = None
     worker: str
     timings_ms: dict[str, float]

@@ -45,6 +45,12 @@ _OPTIONS = {
     "seed": WholeNumber(42, 0, 2**31 - 1, "Seed of the shuffles."),
 }
 
+#: The library scales a variance back as it does a value, so in a unit it has not; `tabicl/_sklearn/regressor.py`.
+_TABICL_WITHHELD = {
+    "variance": "the library's is not right: it maps a variance back to the target's unit as if it were a value; "
+    "ask for quantiles"
+}
+
 SPECS: Mapping[str, ModelSpec] = {
     spec.name: spec
     for spec in (
@@ -62,6 +68,7 @@ SPECS: Mapping[str, ModelSpec] = {
             limits=ModelLimits(max_rows=100_000, max_columns=2_000, max_classes=10),
             state_version=1,
             options=_OPTIONS,
+            withheld=_TABICL_WITHHELD,
             hub_repo="jingang/TabICL",
         ),
         ModelSpec(
@@ -77,9 +84,15 @@ SPECS: Mapping[str, ModelSpec] = {
             limits=ModelLimits(max_rows=20_000, max_columns=200, max_classes=10),
             state_version=1,
             options=_OPTIONS,
+            withheld=_TABICL_WITHHELD,
         ),
     )
 }
+
+
+def outputs(spec: ModelSpec, task: str) -> tuple[str, ...]:
+    """What a predict of the task may ask for as `output`, the default first."""
+    return ("proba", "label") if task == "classification" else (*spec.points, "quantiles")
 
 
 def load_adapter(spec: ModelSpec) -> Adapter:
@@ -242,6 +255,7 @@ class Registry:
             "licence": spec.licence,
             "licence_url": spec.licence_url,
             "weights": digests,
+            "outputs": {task: list(outputs(spec, task)) for task in spec.files},
             "options": {
                 name: {"default": o.default, "minimum": o.least, "maximum": o.most, "meaning": o.meaning}
                 for name, o in spec.options.items()

@@ -221,15 +221,17 @@ class Client:
         version: int | None = None,
         output: str | None = None,
         quantiles: Sequence[float] | None = None,
+        threshold: float | None = None,
         deadline_s: float | None = None,
     ) -> Prediction:
         """Answer `rows` from the dataset's current version, or from `version`.
 
         `rows` is a DataFrame, a pyarrow Table, a list of dicts or a path; columns match by name. `output` is `proba`,
-        `label`, `mean` or `quantiles`. DataFrames and tables travel as Arrow, so numbers stay as they are.
+        `label`, `mean`, `median`, `mode` or `quantiles`, as far as the model has it; of two classes the second one is
+        predicted from probability `threshold` on. DataFrames and tables travel as Arrow, so numbers stay as they are.
         """
         body = rows_body(rows)
-        params: dict[str, Any] = {"version": version, "output": output}
+        params: dict[str, Any] = {"version": version, "output": output, "threshold": threshold}
         if quantiles is not None:
             params["quantiles"] = ",".join(f"{level!r}" for level in quantiles)
         as_arrow = body.media_type != "application/json" and has_pyarrow()

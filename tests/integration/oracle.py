@@ -117,11 +117,10 @@ def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
         if job["task"] == "classification":
             answers.append({"probabilities": library.predict_proba(frame).astype(float).tolist()})
             continue
-        told = {"mean": library.predict(frame).astype(float).tolist()}
-        if job["quantiles"]:
-            both = library.predict(frame, output_type=["mean", "quantiles"], alphas=job["quantiles"])
-            told["quantiles"] = both["quantiles"].astype(float).tolist()
-        answers.append(told)
+        told = library.predict(
+            frame, output_type=["mean", "median", "quantiles"], alphas=job["quantiles"] or [0.5]
+        )
+        answers.append({name: values.astype(float).tolist() for name, values in told.items()})
     return answers
 
 

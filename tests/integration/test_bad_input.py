@@ -168,12 +168,21 @@ def test_queries_out_of_range_are_refused_by_name(fitted: Service) -> None:
         ("bad-input", {"deadline_ms": "soon"}, "deadline_ms"),
         ("bad-input", {"deadline_ms": "-5"}, "deadline_ms"),
         ("bad-input-reg", {"output": "proba"}, "output"),
+        ("bad-input-reg", {"output": "mode"}, "output"),
+        ("bad-input-reg", {"output": "variance"}, "output"),
+        ("bad-input", {"output": "variance"}, "output"),
+        ("bad-input-reg", {"threshold": "0.5"}, "threshold"),
+        ("bad-input", {"threshold": "1.5"}, "threshold"),
+        ("bad-input", {"threshold": "0.1,0.2"}, "threshold"),
+        ("bad-input", {"threshold": "nan"}, "threshold"),
         ("bad-input-reg", {"quantiles": "nan"}, "quantiles"),
         ("bad-input-reg", {"quantiles": "0"}, "quantiles"),
         ("bad-input-reg", {"quantiles": "0.5,1.5"}, "quantiles"),
         ("bad-input-reg", {"quantiles": "half"}, "quantiles"),
     ]:
         check_problem(fitted.ask(dataset, rows, **query), 422, "invalid_request", field)
+    told = fitted.ask("bad-input-reg", rows, output="variance")
+    check_problem(told, 422, "invalid_request", "output", "as if it were a value")
     check_problem(fitted.http.get("/v1/jobs?state=odd"), 422, "invalid_request", "state")
     check_problem(fitted.http.get("/v1/jobs?limit=0"), 422, "invalid_request", "limit")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -221,6 +222,33 @@ def test_a_missing_target_lists_the_columns_and_an_unknown_task_is_refused() -> 
         take_target(pa.table({"a": [1], "b": [2]}), "c")
     with pytest.raises(InvalidRequest):
         Target.infer(pa.chunked_array([pa.array([1])]), "y", "ranking")
+
+
+def test_date_labels_are_iso_text_in_json_and_dates_in_arrow() -> None:
+    days = [dt.date(2024, 3, 1), dt.date(2023, 1, 1), dt.date(2024, 3, 1)]
+    column = pa.chunked_array([pa.array(days)])
+    target = Target.decode(orjson.loads(orjson.dumps(Target.infer(column, "y").encode())))
+    assert target.classes == ("2023-01-01", "2024-03-01")
+    labels = target.labels(target.encode_labels(column))
+    assert target.array(labels).equals(pa.array(days, pa.date32()))
+    with pytest.raises(InvalidTarget, match="holds dates"):
+        Target.infer(column, "y", "regression")
+
+
+@pytest.mark.parametrize(
+    ("labels", "type_"),
+    [
+        ([0, 7], pa.int64()),
+        ([0, 2**64 - 1], pa.uint64()),
+        ([0.0, 1.0], pa.float64()),
+        ([False, True], pa.bool_()),
+        (["007", "7"], pa.string()),
+    ],
+)
+def test_labels_have_one_arrow_type_also_when_there_are_none(labels: list[Any], type_: pa.DataType) -> None:
+    target = Target.infer(pa.chunked_array([pa.array(labels, type_)]), "y", "classification")
+    assert target.array(labels).equals(pa.array(labels, type_))
+    assert target.array([]).type == type_
 
 
 def test_canonical_files_are_deterministic_and_checked(tmp_path: Path) -> None:
