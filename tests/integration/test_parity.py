@@ -30,7 +30,7 @@ SIZES = (1, 2, 3, 4, 5, 20, 64)
 def with_labels(labels: list[Any]) -> pa.Table:
     table = numeric(rows=90, seed=3, classes=2)
     codes = [0 if label == "k0" else 1 for label in table.column("y").to_pylist()]
-    column = pa.array([labels[code] for code in codes])
+    column = pa.array([labels[code] for code in codes], pa.uint64() if 2**64 - 1 in labels else None)
     if labels == LABELS["dictionary"]:
         column = column.dictionary_encode()
     return table.set_column(table.column_names.index("y"), "y", column)
