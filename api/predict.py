@@ -44,7 +44,7 @@ def predict(name: str) -> Response:
     resolved = services().predicts.resolve(tenant(), name, version)
     deadline_ms = query_int("deadline_ms", None, 1, 2**53)
     threshold = query_number("threshold")
-    rows = _rows()
+    rows = _rows(resolved)
     read = time.monotonic()
     found, answered, output = services().predicts.predict(
         PredictRequest(
@@ -84,8 +84,8 @@ def _timings(answered: Answer, parse_s: float, relay_s: float) -> dict[str, floa
     return {part: round(ms, 3) for part, ms in parts.items()}
 
 
-def _rows() -> bytes:
-    """The body's rows as an Arrow IPC stream."""
+def _rows(version: Version) -> bytes:
+    """The body's rows as an Arrow IPC stream; of a CSV, the dataset's spellings of a missing cell become gaps."""
     settings = services().settings
     limits = TableLimits(settings.max_predict_rows, settings.max_columns, table_limits(settings).max_cells)
     format = detect_format(None, request.content_type)
@@ -98,7 +98,11 @@ def _rows() -> bytes:
     if not body:
         raise InvalidRequest("the body is empty", errors=[FieldError("body", "at least one row is needed")])
     rows: bytes = services().parser.parse_rows(
-        body, format, limits, encoding=request.args.get("encoding") or None
+        body,
+        format,
+        limits,
+        encoding=request.args.get("encoding") or None,
+        missing=version.schema.get("missing"),
     )
     most = settings.max_predict_bytes * 4
     if len(rows) > most:

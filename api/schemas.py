@@ -43,7 +43,9 @@ class Fit(Shown):
     task: str | None = Field(
         default=None, description="classification or regression; told by the target when not given"
     )
-    options: dict[str, Any] | None = Field(default=None, examples=[{"n_estimators": 8, "seed": 42}])
+    options: dict[str, Any] | None = Field(
+        default=None, examples=[{"n_estimators": 8, "seed": 42, "schema": {"ignore": ["id"]}}]
+    )
     priority: str | None = Field(default=None, description="interactive (when not given) or batch")
     deadline_s: float | None = Field(
         default=None,
@@ -69,6 +71,9 @@ class Job(Shown):
     task: str | None = None
     rows: int | None = None
     columns: int | None = None
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="how each column is used; not in lists and events"
+    )
     queue_position: int | None = None
     eta_s: float | None = Field(
         default=None, description="seconds until the end, from what this host measured and the job's own pace"

@@ -25,9 +25,12 @@ from common.errors import (
 from common.models.protocol import TASKS, Adapter, ModelLimits, ModelSpec, Weights, WholeNumber
 from common.settings import Settings
 from common.tables.canonical import file_digest
+from common.tables.overrides import Overrides
 from common.tables.target import Target
 
 AUTO = "auto"
+#: The option of every model that says what the columns are; `common.tables.overrides`.
+SCHEMA = "schema"
 PREFERRED = "tabicl-v2"
 FALLBACK = "tabicl-mini"
 #: Weights that come with the product, beside the packages.
@@ -263,18 +266,22 @@ class Registry:
         }
 
 
-def validate_options(spec: ModelSpec, options: Mapping[str, Any] | None) -> dict[str, int]:
-    """The fit's options with defaults filled in, in a fixed order.
+def validate_options(spec: ModelSpec, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fit's options with defaults filled in, in a fixed order; `schema` only when it overrides something.
 
     Raises InvalidRequest that names every field at fault and what would be right.
     """
     given = dict(options or {})
+    overrides = Overrides.decode(given.pop(SCHEMA, None)).encode()
     faults = [
-        FieldError(f"options.{name}", f"is not an option of {spec.name}; known are {', '.join(spec.options)}")
+        FieldError(
+            f"options.{name}",
+            f"is not an option of {spec.name}; known are {', '.join((*spec.options, SCHEMA))}",
+        )
         for name in map(str, given)
         if name not in spec.options
     ]
-    chosen = {}
+    chosen: dict[str, Any] = {}
     for name, option in spec.options.items():
         value = given.get(name, option.default)
         whole = isinstance(value, int) and not isinstance(value, bool)
@@ -286,6 +293,8 @@ def validate_options(spec: ModelSpec, options: Mapping[str, Any] | None) -> dict
             chosen[name] = value
     if faults:
         raise InvalidRequest(f"{faults[0].field} {faults[0].message}.", errors=faults)
+    if overrides:
+        chosen[SCHEMA] = overrides
     return chosen
 
 

@@ -93,6 +93,7 @@ class Client:
         model: str | None = None,
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
         priority: str | None = None,
         deadline_s: float | None = None,
         ttl_s: float | None = None,
@@ -104,8 +105,10 @@ class Client:
 
         `data` is a path (CSV, Parquet, Arrow), a pandas DataFrame, a pyarrow Table or a list of dicts, the target
         column included. Raises JobFailed or JobCancelled when the fit ends without a result. With `wait=False` it
-        is `submit`. `priority` is `interactive` or `batch`; `deadline_s` bounds the job from its submission; a dataset
-        with `ttl_s` is deleted so long after its latest fit.
+        is `submit`. `schema` says what columns are where the service would guess otherwise: lists of names under `categorical`,
+        `numeric`, `datetime` and `ignore`, and spellings of a missing cell under `missing`. `priority` is `interactive` or
+        `batch`; `deadline_s` bounds the job from its submission; a dataset with `ttl_s` is deleted so long after its
+        latest fit.
         """
         job = self.submit(
             data,
@@ -114,6 +117,7 @@ class Client:
             model=model,
             task=task,
             options=options,
+            schema=schema,
             priority=priority,
             deadline_s=deadline_s,
             ttl_s=ttl_s,
@@ -130,12 +134,15 @@ class Client:
         model: str | None = None,
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
         priority: str | None = None,
         deadline_s: float | None = None,
         ttl_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Ask for a fit; returns at once with the job, which has ended if this content is already current."""
+        if schema is not None:
+            options = {**(options or {}), "schema": schema}
         given = {
             "dataset": dataset,
             "target": target,
