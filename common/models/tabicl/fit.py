@@ -139,20 +139,25 @@ def _check(table: TrainingTable, backbone: TabICLBackbone) -> None:
     if target.task == "regression":
         values = np.asarray(y, dtype=np.float64)
         if not np.isfinite(values).all():
-            raise InvalidTarget(
-                f"Target {target.name!r} has missing or infinite values; leave such rows out."
-            )
+            raise _refused(target, "has missing or infinite values; leave such rows out")
         if np.abs(values).max() > _FLOAT32_MAX:
-            raise InvalidTarget(f"Target {target.name!r} has values beyond {_FLOAT32_MAX:.2g}; rescale it.")
+            raise _refused(target, f"has values beyond {_FLOAT32_MAX:.2g}; rescale it")
         return
     present = len(np.unique(y))
     if present > backbone.max_classes:
-        raise InvalidTarget(
-            f"Target {target.name!r} has {present} classes; {backbone.max_classes} is the most that "
-            f"{backbone.weights.model} takes. Merge rare classes.",
+        raise _refused(
+            target,
+            f"has {present} classes; {backbone.max_classes} is the most that {backbone.weights.model} takes; merge "
+            "rare classes",
             limit=backbone.max_classes,
             size=present,
         )
+
+
+def _refused(target: Target, message: str, **facts: Any) -> InvalidTarget:
+    return InvalidTarget(
+        f"Target {target.name!r} {message}.", errors=[FieldError(target.name, message)], **facts
+    )
 
 
 def _too_large(table: TrainingTable) -> TooLarge:
