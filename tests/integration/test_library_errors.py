@@ -98,7 +98,6 @@ REFUSED: dict[str, tuple[Any, str, str | None, str]] = {
     "complex numbers as structs": (
         table(c=[{"re": 1.0, "im": 2.0}] * ROWS), "invalid_table", "c", "struct",
     ),
-    "months and days": (table(p=pa.array([(1, 2, 3)] * ROWS, pa.month_day_nano_interval())), "invalid_table", "p", "interval"),
     "eleven classes": (table([f"k{i % 11}" for i in range(ROWS)]), "invalid_target", "y", "10"),
     "quantities as classes": (inline([i + 0.5 for i in range(ROWS)], task="classification"), "invalid_target", "y", "regression"),
     "a label that is NaN": (table(with_first(float("nan"), AMOUNTS)), "invalid_target", "y", "row 1"),
