@@ -69,6 +69,18 @@ def test_latin1_is_refused_with_the_option_named_and_read_when_told(csv: Any) ->
     assert csv(data, encoding="latin-1").column("b").to_pylist() == ["café"]
 
 
+def test_spellings_of_missing_are_gaps_of_a_number_column() -> None:
+    path = CASES / "04_semicolon_bom_crlf_quoted_newlines.csv"
+    table = read_table(path, "csv", LIMITS)
+    assert (table.num_rows, table.num_columns) == (120, 6)
+    raw = read_table(path, "csv", LIMITS, text_only=True, missing=()).column("age").to_pylist()
+    spelled = {
+        cell for cell, number in zip(raw, table.column("age").to_pylist(), strict=True) if number is None
+    }
+    assert pa.types.is_integer(table.schema.field("age").type)
+    assert spelled == {None, "NA", "N/A", "null"}
+
+
 def test_types_are_decided_over_the_whole_file(csv: Any) -> None:
     numbers = "\n".join(f"{i},1" for i in range(200_000))
     table = csv(f"a,b\n{numbers}\nword,1\n")
