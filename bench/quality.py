@@ -199,15 +199,7 @@ def _scores(target: Target, labels: Any, answer: Any) -> dict[str, float]:
 def measure(rows: int, count: int) -> dict[str, Any]:
     """Every model on every table."""
     registry = Registry(Settings())
-    models = [
-        {
-            "name": spec.name,
-            "licence": spec.licence,
-            "ready": all(registry.ready(spec.name, t) for t in spec.files),
-        }
-        for spec in registry.specs()
-    ]
-    names = [str(model["name"]) for model in models if model["ready"]]
+    names = [spec.name for spec in registry.specs() if all(registry.ready(spec.name, t) for t in spec.files)]
     tables = []
     for name, source in SOURCES.items():
         table = training_table(source, rows)
@@ -230,7 +222,6 @@ def measure(rows: int, count: int) -> dict[str, Any]:
         "rows": rows,
         "folds": count,
         "libraries": {package: version(package) for package in PACKAGES},
-        "models": models,
         "tables": tables,
     }
 

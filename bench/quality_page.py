@@ -1,8 +1,8 @@
-"""`docs/models.md` from `bench/results/quality.json`; nothing on the page is written by hand."""
+"""`docs/models.md` from `bench/results/quality.json` and the list of models; nothing on it is written by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from bench.report import RESULTS
+from common.models.registry import SPECS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 METRICS = {"classification": ("roc_auc", "accuracy", "log_loss"), "regression": ("r2", "mae")}
@@ -23,12 +24,12 @@ COMPARABLE = {"classification": ("roc_auc", "accuracy"), "regression": ("r2",)}
 
 INTRODUCTION = """# Models
 
-Made by `python -m bench.quality` and `python -m bench.quality --page` ({command}, commit {commit}); not to be edited.
+Measured by `{command}` at commit {commit}, written by `python -m bench.quality --page`; not to be edited.
 
 {folds}-fold cross-validation on tables that installed packages ship, at most {rows:,} seeded rows of each, one thread, through the
 product's own schema. All models see the same folds and features; gradient boosting and the linear models are scikit-learn's with their
 defaults, behind imputation, scaling and one-hot codes where they need them. None of the tables was used to train `tabicl-mini`.
-Figures depend on the seed in the third digit. Versions: {libraries}.
+One seed, so small differences say little. Versions: {libraries}.
 
 `tabicl-mini` is small, so that tests and demos run without a download; it is not a stand-in for full weights.
 """
@@ -44,7 +45,7 @@ def page(measured: Mapping[str, Any]) -> str:
     libraries = ", ".join(f"{name} {number}" for name, number in measured["libraries"].items())
     parts = [
         INTRODUCTION.format(**{**measured, "libraries": libraries}),
-        "## Served models\n\n" + _models(measured["models"]),
+        "## Served models\n\n" + _models({name for table in measured["tables"] for name in table["scores"]}),
     ]
     for task, title in TITLES.items():
         tables = [table for table in measured["tables"] if table["task"] == task]
@@ -52,12 +53,10 @@ def page(measured: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _models(models: Sequence[Mapping[str, Any]]) -> str:
+def _models(run: Set[str]) -> str:
     lines = [
-        f"| `{model['name']}` | {model['licence']} | "
-        + ("below" if model["ready"] else "not measured: weights are not here")
-        + " |"
-        for model in models
+        f"| `{name}` | {spec.licence} | {'below' if name in run else 'not measured: weights are not here'} |"
+        for name, spec in SPECS.items()
     ]
     return "\n".join(["| model | licence | quality |", "|---|---|---|", *lines]) + "\n"
 
