@@ -51,6 +51,7 @@ fix: setup ## let the tools mend what they can
 
 docs: setup ## write the generated pages
 	$(BIN)/python -m common.settings > docs/configuration.md
+	$(BIN)/python -m bench.quality --page
 
 lock: setup ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | sort -f > constraints.txt

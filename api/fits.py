@@ -127,7 +127,8 @@ def _job_answer(job: Job, status: int) -> Response:
     headers = {"Location": f"/v1/jobs/{job.id}"}
     if not job.state.ended:
         headers["Retry-After"] = str(POLL_S)
-    return answer(_shown([job])[0], status, headers)
+    schema = orjson.loads(job.schema) if job.schema else None
+    return answer({**_shown([job])[0], "schema": schema}, status, headers)
 
 
 def _shown(jobs: Sequence[Job]) -> list[dict[str, Any]]:

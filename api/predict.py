@@ -11,16 +11,17 @@ from flask import Blueprint, Response, g, request
 
 from api import schemas, views
 from api.openapi import documented
-from api.requests import answer, body_bytes, query_int, query_numbers, tenant
+from api.requests import answer, body_bytes, query_int, query_number, query_numbers, tenant
 from api.services import services
 from common.catalogue.records import Version
 from common.errors import FieldError, InvalidRequest, InvalidTable, TooLarge
-from common.relay.wire import ARROW, METADATA_KEY, Answer, encode_rows
+from common.relay.wire import ARROW, METADATA_KEY, POINTS, Answer, encode_rows
 from common.service.fits import table_limits
 from common.service.predicts import PredictRequest
 from common.tables.json_reader import loads_json, table_from_json
 from common.tables.parse import detect_format
 from common.tables.shape import TableLimits
+from common.tables.target import Target
 
 blueprint = Blueprint("predict", __name__, url_prefix="/v1")
 
@@ -42,7 +43,8 @@ def predict(name: str) -> Response:
     version = query_int("version", None, 1, 2**53)
     resolved = services().predicts.resolve(tenant(), name, version)
     deadline_ms = query_int("deadline_ms", None, 1, 2**53)
-    rows = _rows()
+    threshold = query_number("threshold")
+    rows = _rows(resolved)
     read = time.monotonic()
     found, answered, output = services().predicts.predict(
         PredictRequest(
@@ -54,6 +56,7 @@ def predict(name: str) -> Response:
             version=version,
             output=request.args.get("output") or None,
             quantiles=query_numbers("quantiles"),
+            threshold=threshold,
             deadline_s=None if deadline_ms is None else deadline_ms / 1000,
         ),
         resolved,
@@ -62,9 +65,9 @@ def predict(name: str) -> Response:
     timings = _timings(answered, read - arrived, relayed - read)
     as_arrow = request.accept_mimetypes.best_match(["application/json", ARROW]) == ARROW
     if as_arrow:
-        response = Response(_arrow(name, found, answered, timings), content_type=ARROW)
+        response = Response(_arrow(name, found, answered, output, threshold, timings), content_type=ARROW)
     else:
-        response = answer(views.prediction(name, found, answered, output, timings))
+        response = answer(views.prediction(name, found, answered, output, threshold, timings))
     encoded = (time.monotonic() - relayed) * 1000
     shown = {**timings, "encode": encoded}
     response.headers["Server-Timing"] = ", ".join(f"{part};dur={ms:.3f}" for part, ms in shown.items())
@@ -81,8 +84,8 @@ def _timings(answered: Answer, parse_s: float, relay_s: float) -> dict[str, floa
     return {part: round(ms, 3) for part, ms in parts.items()}
 
 
-def _rows() -> bytes:
-    """The body's rows as an Arrow IPC stream."""
+def _rows(version: Version) -> bytes:
+    """The body's rows as an Arrow IPC stream; of a CSV, the dataset's spellings of a missing cell become gaps."""
     settings = services().settings
     limits = TableLimits(settings.max_predict_rows, settings.max_columns, table_limits(settings).max_cells)
     format = detect_format(None, request.content_type)
@@ -95,7 +98,11 @@ def _rows() -> bytes:
     if not body:
         raise InvalidRequest("the body is empty", errors=[FieldError("body", "at least one row is needed")])
     rows: bytes = services().parser.parse_rows(
-        body, format, limits, encoding=request.args.get("encoding") or None
+        body,
+        format,
+        limits,
+        encoding=request.args.get("encoding") or None,
+        missing=version.schema.get("missing"),
     )
     most = settings.max_predict_bytes * 4
     if len(rows) > most:
@@ -103,19 +110,31 @@ def _rows() -> bytes:
     return rows
 
 
-def _arrow(name: str, version: Version, answered: Answer, timings: Mapping[str, float]) -> bytes:
-    """The answer as an Arrow IPC stream: `prediction`, then one column a class or a level."""
+def _arrow(
+    name: str,
+    version: Version,
+    answered: Answer,
+    output: str,
+    threshold: float | None,
+    timings: Mapping[str, float],
+) -> bytes:
+    """The answer as an Arrow IPC stream: `prediction`, then one column a class, a point estimate or a level."""
     numbers = answered.prediction
-    facts = views.prediction(name, version, answered, "label", timings)
-    columns = {"prediction": pa.array(facts.pop("predictions"))}
+    facts = views.prediction(name, version, answered, output, threshold, timings)
+    facts.pop("probabilities", None)
+    predictions = facts.pop("predictions")
+    if numbers.probabilities is None:
+        columns = {"prediction": pa.array(predictions, pa.float64())}
+    else:
+        columns = {"prediction": Target.decode(answered.target).array(predictions)}
     if numbers.probabilities is not None:
         for i, label in enumerate(facts["classes"]):
             text = ("true" if label else "false") if isinstance(label, bool) else str(label)
             columns[f"probability:{text}"] = pa.array(numbers.probabilities[:, i])
-    for array in ("mean", "quantiles"):
-        facts.pop(array, None)
-    if numbers.mean is not None:
-        columns["mean"] = pa.array(numbers.mean)
+    facts.pop("quantiles", None)
+    for point in POINTS:
+        if facts.pop(point, None) is not None:
+            columns[point] = pa.array(getattr(numbers, point))
     if numbers.quantiles is not None:
         for i, level in enumerate(answered.quantiles):
             columns[f"quantile:{level!r}"] = pa.array(numbers.quantiles[:, i])

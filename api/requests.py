@@ -178,6 +178,14 @@ def query_numbers(name: str) -> tuple[float, ...]:
         ) from error
 
 
+def query_number(name: str) -> float | None:
+    """One number of the query; raises InvalidRequest."""
+    numbers = query_numbers(name)
+    if len(numbers) > 1:
+        raise InvalidRequest(f"{name} must be one number", errors=[FieldError(name, "must be one number")])
+    return numbers[0] if numbers else None
+
+
 def prefer_wait_s(most: float) -> float:
     """Seconds of a `Prefer: wait=N` header, at most `most`; 0 without one."""
     for part in request.headers.get("Prefer", "").split(","):

@@ -43,7 +43,9 @@ class Fit(Shown):
     task: str | None = Field(
         default=None, description="classification or regression; told by the target when not given"
     )
-    options: dict[str, Any] | None = Field(default=None, examples=[{"n_estimators": 8, "seed": 42}])
+    options: dict[str, Any] | None = Field(
+        default=None, examples=[{"n_estimators": 8, "seed": 42, "schema": {"ignore": ["id"]}}]
+    )
     priority: str | None = Field(default=None, description="interactive (when not given) or batch")
     deadline_s: float | None = Field(
         default=None,
@@ -69,6 +71,9 @@ class Job(Shown):
     task: str | None = None
     rows: int | None = None
     columns: int | None = None
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="how each column is used; not in lists and events"
+    )
     queue_position: int | None = None
     eta_s: float | None = Field(
         default=None, description="seconds until the end, from what this host measured and the job's own pace"
@@ -157,8 +162,15 @@ class PredictQuery(BaseModel):
     """What is wanted."""
 
     version: int | None = Field(default=None, description="the current one when not given")
-    output: str | None = Field(default=None, description="proba or label; mean or quantiles")
+    output: str | None = Field(
+        default=None,
+        description="proba or label; mean, median, mode or quantiles, as far as the model has them: `outputs` of /v1/models",
+    )
     quantiles: str | None = Field(default=None, description="levels, such as 0.05,0.5,0.95")
+    threshold: float | None = Field(
+        default=None, description="of two classes the second one is predicted from this probability on"
+    )
+    encoding: str | None = Field(default=None, description="of a CSV body that is not UTF-8")
     deadline_ms: int | None = None
 
 
@@ -174,6 +186,8 @@ class Prediction(Shown):
     classes: list[Any] | None = None
     probabilities: list[list[float]] | None = None
     mean: list[float] | None = None
+    median: list[float] | None = None
+    mode: list[float] | None = None
     quantiles: list[list[float]] | None = None
     worker: str
     timings_ms: dict[str, float]

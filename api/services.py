@@ -81,7 +81,7 @@ class Services:
             folder=DataFolder(settings),
             fits=FitService(catalogue, registry, parser, settings, wake),
             refits=refits,
-            predicts=PredictService(snapshot, Relay(snapshot), refits, settings),
+            predicts=PredictService(snapshot, Relay(snapshot), refits, registry, settings),
             uploads=UploadRoom(settings.max_upload_bytes_in_flight),
             datasets=DatasetService(catalogue, settings),
         )

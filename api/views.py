@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.catalogue.records import Dataset, FitWorker, Job, PredictWorker, Version
-from common.relay.wire import Answer
+from common.relay.wire import POINTS, Answer
 from common.service.forecast import Outlook, progress
 from common.tables.target import Target
 
@@ -161,17 +161,28 @@ def fit_worker(worker: FitWorker) -> dict[str, Any]:
     }
 
 
-def predictions(answer: Answer) -> list[Any]:
-    """One prediction a row: the most probable label, or the mean."""
+def predictions(answer: Answer, output: str, threshold: float | None) -> list[Any]:
+    """One prediction a row: a label, or the point estimate that `output` names, else the mean.
+
+    The label is the most probable one; with a threshold, which is for two classes, the second one from there on.
+    """
     numbers = answer.prediction
     if numbers.probabilities is not None:
-        target = Target.decode(answer.target)
-        return target.labels(np.argmax(numbers.probabilities, axis=1))
-    return [] if numbers.mean is None else numbers.mean.tolist()
+        codes = np.argmax(numbers.probabilities, axis=1)
+        if threshold is not None:
+            codes = (numbers.probabilities[:, 1] >= threshold).astype(np.int64)
+        return Target.decode(answer.target).labels(codes)
+    values = getattr(numbers, output) if output in POINTS else numbers.mean
+    return [] if values is None else list(values.tolist())
 
 
 def prediction(
-    name: str, version: Version, answer: Answer, output: str, timings_ms: Mapping[str, float]
+    name: str,
+    version: Version,
+    answer: Answer,
+    output: str,
+    threshold: float | None,
+    timings_ms: Mapping[str, float],
 ) -> dict[str, Any]:
     """An answer as JSON."""
     numbers = answer.prediction
@@ -182,14 +193,18 @@ def prediction(
         "model": version.model,
         "licence": version.licence,
         "task": version.task,
-        "predictions": predictions(answer),
+        "predictions": predictions(answer, output, threshold),
     }
     if numbers.probabilities is not None:
         body["classes"] = list(Target.decode(answer.target).classes)
         if output == "proba":
             body["probabilities"] = np.ascontiguousarray(numbers.probabilities)
-    elif numbers.mean is not None:
-        body["mean"] = np.ascontiguousarray(numbers.mean)
+        if threshold is not None:
+            body["threshold"] = threshold
+    else:
+        for point in POINTS:
+            if (values := getattr(numbers, point)) is not None:
+                body[point] = np.ascontiguousarray(values)
         if numbers.quantiles is not None:
             body["levels"] = list(answer.quantiles)
             body["quantiles"] = np.ascontiguousarray(numbers.quantiles)

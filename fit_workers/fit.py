@@ -30,11 +30,12 @@ from common.errors import (
 )
 from common.files import bury
 from common.models.protocol import ModelSpec, TrainingTable
-from common.models.registry import check_table
+from common.models.registry import SCHEMA, check_table
 from common.names import new_id
-from common.service.fits import context_key, table_limits
+from common.service.fits import context_key, shown_schema, table_limits
 from common.settings import Settings
 from common.tables.canonical import read_canonical
+from common.tables.overrides import Overrides
 from common.tables.schema import TableSchema
 from common.tables.target import Target, take_target
 from common.wake import unheard
@@ -213,9 +214,10 @@ class FitRun:
         table = read_canonical(worker.folder.table(job.tenant, job.table), job.table)
         column = take_target(table, job.target)
         target = Target.infer(column, job.target, job.task or None)
-        schema = TableSchema.infer(table, job.target)
+        overrides = Overrides.decode(job.options.get(SCHEMA))
+        schema = TableSchema.infer(table, job.target, overrides=overrides)
         spec = worker.registry.spec(job.model)
-        check_table(spec, table.num_rows, table.num_columns - 1, target)
+        check_table(spec, table.num_rows, len(schema.columns), target)
         training = TrainingTable(schema.features(table), schema, target, target.encode_labels(column))
         key = self._key(spec, job, target)
         if key != job.key:
@@ -250,6 +252,7 @@ class FitRun:
             worker.folder.uploads(),
             table_limits(worker.settings),
             encoding=upload.encoding,
+            schema=job.options.get(SCHEMA),
         )
         try:
             spec = worker.registry.spec(job.model)
@@ -261,6 +264,7 @@ class FitRun:
                 table=parsed.table_digest,
                 rows=parsed.rows,
                 columns=parsed.columns - 1,
+                schema=shown_schema(parsed.schema),
                 upload=None,
                 estimate_s=estimate_fit_s(spec, parsed.rows, parsed.columns - 1, job.options),
             )
@@ -275,6 +279,7 @@ class FitRun:
                     target=job.target,
                     rows=job.rows,
                     columns=job.columns,
+                    schema=job.schema,
                     estimate_s=job.estimate_s,
                 )
         except Joined:

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -216,11 +216,9 @@ def forward(pieces: Sequence[Piece]) -> list[Prediction | TabrelayError]:
 
 def cut(whole: Prediction, start: int, stop: int) -> Prediction:
     """Rows start to stop of a prediction."""
+    held = {field.name: getattr(whole, field.name) for field in fields(Prediction)}
     return Prediction(
-        *(
-            None if values is None else values[start:stop]
-            for values in (whole.probabilities, whole.mean, whole.quantiles)
-        )
+        **{name: None if values is None else values[start:stop] for name, values in held.items()}
     )
 
 
@@ -233,4 +231,4 @@ def join(parts: Sequence[Prediction]) -> Prediction:
         values = [getattr(part, name) for part in parts]
         return None if values[0] is None else np.concatenate(values)
 
-    return Prediction(joined("probabilities"), joined("mean"), joined("quantiles"))
+    return Prediction(**{field.name: joined(field.name) for field in fields(Prediction)})

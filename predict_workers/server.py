@@ -91,7 +91,9 @@ class PredictServer:
         features = await self._off_loop(len(body), context.schema.features, rows)
         prepared = time.monotonic()
         answering = asyncio.ensure_future(
-            self._batcher.predict(context, features, PredictOptions(question.quantiles), deadline)
+            self._batcher.predict(
+                context, features, PredictOptions(question.quantiles, question.point), deadline
+            )
         )
         prediction, work = await until_disconnect(answering, receive)
         answered = time.monotonic()

@@ -81,6 +81,7 @@ class Job:
     upload: Upload | None = None
     rows: int = 0
     columns: int = 0  # features, the target not counted
+    schema: str = ""  # JSON of the table's schema; "" until the table is parsed, or when that is long
     phase: str = ""
     fraction: float = 0.0
     attempt: int = 0
@@ -130,6 +131,7 @@ class Job:
             upload=Upload(**upload) if upload else None,
             rows=int(stored.get("rows") or 0),
             columns=int(stored.get("columns") or 0),
+            schema=stored.get("schema", ""),
             phase=stored.get("phase", ""),
             fraction=float(stored.get("fraction") or 0),
             attempt=int(stored.get("attempt") or 0),
@@ -171,6 +173,7 @@ class NewJob:
     upload: Upload | None = None
     rows: int = 0
     columns: int = 0  # features, the target not counted
+    schema: str = ""
     estimate_s: float = 0.0
     priority: str = Priority.INTERACTIVE
     deadline_s: float = 0.0  # from the submission; 0: none
@@ -180,7 +183,12 @@ class NewJob:
 
     def fields(self) -> list[str | int | float]:
         """The hash fields that the submit script sets as given: name, value, ..."""
-        rare: dict[str, str | float] = {"ttl_s": self.ttl_s, "reason": self.reason, "retry_of": self.retry_of}
+        rare: dict[str, str | float] = {
+            "schema": self.schema,
+            "ttl_s": self.ttl_s,
+            "reason": self.reason,
+            "retry_of": self.retry_of,
+        }
         upload = orjson.dumps(asdict(self.upload)).decode() if self.upload else ""
         return [
             *("model", self.model, "task", self.task, "target", self.target),

@@ -88,12 +88,15 @@ class Prediction:
     """Answers for n rows.
 
     classification: `probabilities` float64 (n, k), columns in the order of the target's classes.
-    regression: `mean` float64 (n,), and `quantiles` float64 (n, len(levels)) when levels were asked for.
+    regression: `mean` float64 (n,), `quantiles` float64 (n, len(levels)) when levels were asked for, `median` or
+    `mode` float64 (n,) when that was the point asked for.
     """
 
     probabilities: npt.NDArray[np.float64] | None = None
     mean: npt.NDArray[np.float64] | None = None
     quantiles: npt.NDArray[np.float64] | None = None
+    median: npt.NDArray[np.float64] | None = None
+    mode: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         """Rows answered."""
@@ -106,6 +109,7 @@ class PredictOptions:
     """What a predict asks for beyond the defaults; part of what may share one forward."""
 
     quantiles: tuple[float, ...] = ()
+    point: str = "mean"  # of a regression: one of its model's `points`
 
 
 class Backbone(Protocol):
@@ -208,5 +212,7 @@ class ModelSpec:
     limits: ModelLimits
     state_version: int  # of its adapter; part of a context's key
     options: Mapping[str, WholeNumber] = field(default_factory=dict)
+    points: tuple[str, ...] = ("mean", "median")  # point estimates of its regressions, the default first
+    withheld: Mapping[str, str] = field(default_factory=dict)  # output -> why it is not offered
     hub_repo: str | None = None  # None: the files are in the `checkpoints` folder of the installation
     hub_revision: str | None = None

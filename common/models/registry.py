@@ -25,9 +25,12 @@ from common.errors import (
 from common.models.protocol import TASKS, Adapter, ModelLimits, ModelSpec, Weights, WholeNumber
 from common.settings import Settings
 from common.tables.canonical import file_digest
+from common.tables.overrides import Overrides
 from common.tables.target import Target
 
 AUTO = "auto"
+#: The option of every model that says what the columns are; `common.tables.overrides`.
+SCHEMA = "schema"
 PREFERRED = "tabicl-v2"
 FALLBACK = "tabicl-mini"
 #: Weights that come with the product, beside the packages.
@@ -43,6 +46,12 @@ _OPTIONS = {
         "Ensemble members: differently shuffled and scaled views of the table. More is slower and larger.",
     ),
     "seed": WholeNumber(42, 0, 2**31 - 1, "Seed of the shuffles."),
+}
+
+#: The library scales a variance back as it does a value, so in a unit it has not; `tabicl/_sklearn/regressor.py`.
+_TABICL_WITHHELD = {
+    "variance": "the library's is not right: it maps a variance back to the target's unit as if it were a value; "
+    "ask for quantiles"
 }
 
 SPECS: Mapping[str, ModelSpec] = {
@@ -62,6 +71,7 @@ SPECS: Mapping[str, ModelSpec] = {
             limits=ModelLimits(max_rows=100_000, max_columns=2_000, max_classes=10),
             state_version=1,
             options=_OPTIONS,
+            withheld=_TABICL_WITHHELD,
             hub_repo="jingang/TabICL",
         ),
         ModelSpec(
@@ -77,9 +87,15 @@ SPECS: Mapping[str, ModelSpec] = {
             limits=ModelLimits(max_rows=20_000, max_columns=200, max_classes=10),
             state_version=1,
             options=_OPTIONS,
+            withheld=_TABICL_WITHHELD,
         ),
     )
 }
+
+
+def outputs(spec: ModelSpec, task: str) -> tuple[str, ...]:
+    """What a predict of the task may ask for as `output`, the default first."""
+    return ("proba", "label") if task == "classification" else (*spec.points, "quantiles")
 
 
 def load_adapter(spec: ModelSpec) -> Adapter:
@@ -242,6 +258,7 @@ class Registry:
             "licence": spec.licence,
             "licence_url": spec.licence_url,
             "weights": digests,
+            "outputs": {task: list(outputs(spec, task)) for task in spec.files},
             "options": {
                 name: {"default": o.default, "minimum": o.least, "maximum": o.most, "meaning": o.meaning}
                 for name, o in spec.options.items()
@@ -249,18 +266,22 @@ class Registry:
         }
 
 
-def validate_options(spec: ModelSpec, options: Mapping[str, Any] | None) -> dict[str, int]:
-    """The fit's options with defaults filled in, in a fixed order.
+def validate_options(spec: ModelSpec, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fit's options with defaults filled in, in a fixed order; `schema` only when it overrides something.
 
     Raises InvalidRequest that names every field at fault and what would be right.
     """
     given = dict(options or {})
+    overrides = Overrides.decode(given.pop(SCHEMA, None)).encode()
     faults = [
-        FieldError(f"options.{name}", f"is not an option of {spec.name}; known are {', '.join(spec.options)}")
+        FieldError(
+            f"options.{name}",
+            f"is not an option of {spec.name}; known are {', '.join((*spec.options, SCHEMA))}",
+        )
         for name in map(str, given)
         if name not in spec.options
     ]
-    chosen = {}
+    chosen: dict[str, Any] = {}
     for name, option in spec.options.items():
         value = given.get(name, option.default)
         whole = isinstance(value, int) and not isinstance(value, bool)
@@ -272,6 +293,8 @@ def validate_options(spec: ModelSpec, options: Mapping[str, Any] | None) -> dict
             chosen[name] = value
     if faults:
         raise InvalidRequest(f"{faults[0].field} {faults[0].message}.", errors=faults)
+    if overrides:
+        chosen[SCHEMA] = overrides
     return chosen
 
 

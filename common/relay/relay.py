@@ -32,6 +32,7 @@ class Asked:
     request_id: str
     deadline: float  # time.monotonic()
     quantiles: tuple[float, ...] = ()
+    point: str = "mean"
 
 
 class Relay:
@@ -102,6 +103,7 @@ class Relay:
             request_id=asked.request_id,
             deadline_s=left_s,
             quantiles=asked.quantiles,
+            point=asked.point,
         )
         answer = Answer.decode(self._connections.predict(worker.address, question, asked.rows, left_s + 0.25))
         if answer.context != version.context:

@@ -1,8 +1,8 @@
 """What the API and a predict worker say to each other: HTTP, rows and answers as Arrow IPC.
 
 Request: `POST /predict` with the headers below and the rows as an Arrow IPC stream.
-Answer 200: an Arrow IPC stream; a column `probability:<i>` for class number i, or `mean` and `quantile:<level>`,
-and the schema's metadata key `tabrelay` holds `Answer` facts as JSON. Any other status: the JSON object of
+Answer 200: an Arrow IPC stream; a column `probability:<i>` for class number i, or `mean`, the point asked for (`median`,
+`mode`) and `quantile:<level>`, and the schema's metadata key `tabrelay` holds `Answer` facts as JSON. Any other status: the JSON object of
 `TabrelayError.encode`.
 """
 
@@ -21,6 +21,8 @@ from common.models.protocol import Prediction
 
 ARROW = "application/vnd.apache.arrow.stream"
 METADATA_KEY = b"tabrelay"
+#: Point estimates of a regression that an answer may hold.
+POINTS = ("mean", "median", "mode")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Question:
     request_id: str
     deadline_s: float  # seconds left when sent
     quantiles: tuple[float, ...] = ()
+    point: str = "mean"
 
     def headers(self) -> dict[str, str]:
         """As HTTP headers."""
@@ -46,6 +49,7 @@ class Question:
             "x-request-id": self.request_id,
             "x-deadline-s": f"{self.deadline_s:.3f}",
             "x-quantiles": ",".join(repr(level) for level in self.quantiles),
+            "x-point": self.point,
         }
 
     @classmethod
@@ -60,6 +64,7 @@ class Question:
             request_id=headers["x-request-id"],
             deadline_s=float(headers["x-deadline-s"]),
             quantiles=tuple(float(level) for level in levels.split(",") if level),
+            point=headers.get("x-point", "mean"),
         )
 
 
@@ -80,8 +85,10 @@ class Answer:
         if self.prediction.probabilities is not None:
             for i in range(self.prediction.probabilities.shape[1]):
                 columns[f"probability:{i}"] = np.ascontiguousarray(self.prediction.probabilities[:, i])
-        if self.prediction.mean is not None:
-            columns["mean"] = self.prediction.mean
+        for point in POINTS:
+            values = getattr(self.prediction, point)
+            if values is not None:
+                columns[point] = values
         if self.prediction.quantiles is not None:
             for i, level in enumerate(self.quantiles):
                 columns[f"quantile:{level!r}"] = np.ascontiguousarray(self.prediction.quantiles[:, i])
@@ -113,8 +120,8 @@ class Answer:
             ]
             return np.stack(found, axis=1) if found else None
 
-        mean = batch.column("mean").to_numpy() if "mean" in batch.schema.names else None
-        prediction = Prediction(matrix("probability:"), mean, matrix("quantile:"))
+        points = {point: batch.column(point).to_numpy() for point in POINTS if point in batch.schema.names}
+        prediction = Prediction(probabilities=matrix("probability:"), quantiles=matrix("quantile:"), **points)
         return cls(
             prediction=prediction,
             context=facts["context"],

@@ -19,17 +19,20 @@ from common.catalogue.records import JobState, NewJob, Priority, Upload
 from common.errors import CatalogueUnavailable, FieldError, InvalidRequest, TooLarge
 from common.files import DataFolder, bury
 from common.models.protocol import ModelSpec
-from common.models.registry import Registry, check_table, validate_options
+from common.models.registry import SCHEMA, Registry, check_table, validate_options
 from common.names import dataset_name, new_id
 from common.settings import Settings
 from common.tables.canonical import file_digest
 from common.tables.child import ParserChild
+from common.tables.schema import TableSchema
 from common.tables.shape import TableLimits
 from common.tables.training import ParsedTable
 
 TASKS = ("classification", "regression")
 #: Largest time to live of a dataset: ten years.
 TTL_MOST_S = 10 * 366 * 86400.0
+#: A job with a longer schema shows none: the catalogue holds tens of thousands of jobs. Its dataset shows it.
+SCHEMA_MOST_BYTES = 32 * 1024
 
 #: Wakes a fit worker of a queue; the transport brings it, the core knows no Celery.
 Wake = Callable[[str], None]
@@ -83,6 +86,12 @@ def context_key(
         "precision": "native",
     }
     return str(blake3(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest())
+
+
+def shown_schema(schema: TableSchema) -> str:
+    """The schema as a job shows it, JSON; "" when it is too long for that."""
+    text = orjson.dumps(schema.encode()).decode()
+    return text if len(text) <= SCHEMA_MOST_BYTES else ""
 
 
 def queue_of(estimate_s: float, settings: Settings) -> str:
@@ -145,6 +154,7 @@ class FitService:
             self._folder.uploads(),
             table_limits(self._settings),
             encoding=request.encoding,
+            schema=request.options.get(SCHEMA) if isinstance(request.options, Mapping) else None,
         )
         try:
             inside = parsed.request
@@ -190,6 +200,7 @@ class FitService:
             table=parsed.table_digest,
             rows=parsed.rows,
             columns=parsed.columns - 1,
+            schema=shown_schema(parsed.schema),
             estimate_s=estimate_s,
             **asdict(terms),
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from common.catalogue.records import Version
 from common.errors import ContextGone, FieldError, InvalidRequest
+from common.models.protocol import ModelSpec
+from common.models.registry import Registry, outputs
 from common.names import dataset_name
 from common.relay.relay import Asked, Relay
 from common.relay.snapshot import RoutingSnapshot
@@ -16,10 +18,6 @@ from common.settings import Settings
 
 #: Most quantile levels of one predict.
 QUANTILES_MOST = 99
-OUTPUTS = {
-    "classification": ("proba", "label"),
-    "regression": ("mean", "quantiles"),
-}
 DEFAULT_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -35,6 +33,7 @@ class PredictRequest:
     version: int | None = None
     output: str | None = None
     quantiles: Sequence[float] = ()
+    threshold: float | None = None
     deadline_s: float | None = None
 
 
@@ -42,9 +41,15 @@ class PredictService:
     """Answers predicts from the worker that holds the context."""
 
     def __init__(
-        self, snapshot: RoutingSnapshot, relay: Relay, refits: RefitService, settings: Settings
+        self,
+        snapshot: RoutingSnapshot,
+        relay: Relay,
+        refits: RefitService,
+        registry: Registry,
+        settings: Settings,
     ) -> None:
         self._snapshot = snapshot
+        self._registry = registry
         self._refits = refits
         self._relay = relay
         self._settings = settings
@@ -59,7 +64,9 @@ class PredictService:
 
     def predict(self, request: PredictRequest, version: Version) -> tuple[Version, Answer, str]:
         """Version, answer and output kind, given what `resolve` said; raises as Relay.predict does, and InvalidRequest."""
-        output = self._output(request, version)
+        spec = self._registry.spec(version.model)
+        output = self._output(request, version, spec)
+        self._check_threshold(request, version)
         levels: tuple[float, ...] = ()
         if output == "quantiles":
             levels = tuple(request.quantiles) or DEFAULT_QUANTILES
@@ -71,6 +78,7 @@ class PredictService:
             request_id=request.request_id,
             deadline=request.arrived + self._deadline_s(request),
             quantiles=levels,
+            point=output if output in spec.points else spec.points[0],
         )
         try:
             version, answer = self._relay.predict(asked, version)
@@ -93,13 +101,15 @@ class PredictService:
         return given
 
     @staticmethod
-    def _output(request: PredictRequest, version: Version) -> str:
-        allowed = OUTPUTS[version.task]
+    def _output(request: PredictRequest, version: Version, spec: ModelSpec) -> str:
+        allowed = outputs(spec, version.task)
         if request.quantiles and "quantiles" not in allowed:
             raise _wrong("quantiles", f"are answers of a regression; this dataset is a {version.task}")
         output = request.output or ("quantiles" if request.quantiles else allowed[0])
+        if output in spec.withheld and version.task == "regression":
+            raise _wrong("output", f"{output} is not offered by {spec.name}: {spec.withheld[output]}")
         if output not in allowed:
-            raise _wrong("output", f"must be one of {', '.join(allowed)} for {version.task}")
+            raise _wrong("output", f"must be one of {', '.join(allowed)} for {version.task} by {spec.name}")
         if len(request.quantiles) > QUANTILES_MOST:
             raise _wrong("quantiles", f"at most {QUANTILES_MOST} levels, {len(request.quantiles)} given")
         if any(not 0 < level < 1 for level in request.quantiles):
@@ -107,6 +117,18 @@ class PredictService:
         if request.quantiles and output != "quantiles":
             raise _wrong("quantiles", f"goes with output=quantiles, not with output={output}")
         return output
+
+    @staticmethod
+    def _check_threshold(request: PredictRequest, version: Version) -> None:
+        if request.threshold is None:
+            return
+        if version.task != "classification":
+            raise _wrong("threshold", f"is for a classification; this dataset is a {version.task}")
+        count = len(version.target["classes"])
+        if count != 2:
+            raise _wrong("threshold", f"is for two classes; this dataset has {count}")
+        if not 0 <= request.threshold <= 1:
+            raise _wrong("threshold", "must be a probability, 0 to 1")
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:

@@ -58,6 +58,7 @@ class RefitService:
             upload=None if old.upload is None else Upload(job, old.upload.format, old.upload.encoding),
             rows=old.rows,
             columns=old.columns,
+            schema=old.schema,
             estimate_s=old.estimate_s,
             priority=old.priority,
             ttl_s=old.ttl_s,

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -104,6 +104,7 @@ class ParserChild:
         *,
         delimiter: str | None = None,
         encoding: str | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> ParsedTable:
         """`parse_training_file` in the child: the canonical table ends up in `out_dir` under a name of its own.
 
@@ -122,6 +123,7 @@ class ParserChild:
                     "limits": asdict(limits),
                     "delimiter": delimiter,
                     "encoding": encoding,
+                    "schema": schema,
                 }
             )
             parsed = ParsedTable.decode(answer)
@@ -139,8 +141,9 @@ class ParserChild:
         *,
         delimiter: str | None = None,
         encoding: str | None = None,
+        missing: Sequence[str] | None = None,
     ) -> bytes:
-        """Rows to predict, as an Arrow IPC stream of plain types; CSV cells stay text.
+        """Rows to predict, as an Arrow IPC stream of plain types; CSV cells stay text, those of `missing` become gaps.
 
         Raises what `read_table` raises, and as `parse_training` does.
         """
@@ -159,6 +162,7 @@ class ParserChild:
                     "limits": asdict(limits),
                     "delimiter": delimiter,
                     "encoding": encoding,
+                    "missing": missing,
                 }
             )
             return Path(answer["out"]).read_bytes()

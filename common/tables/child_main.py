@@ -109,7 +109,9 @@ def _work(request: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"delimiter": request["delimiter"], "encoding": request["encoding"]}
     if request["op"] == "train":
         target, task, out_dir = request["target"], request["task"], Path(request["out_dir"])
+        options["schema"] = request["schema"]
         return parse_training_file(path, request["format"], target, task, out_dir, limits, **options).encode()
+    options["missing"] = request["missing"]
     table = read_table(path, request["format"], limits, text_only=True, **options)
     with pa.OSFile(request["out"], "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
         stream.write_table(table.combine_chunks())

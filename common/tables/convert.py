@@ -6,6 +6,7 @@ InvalidRows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ MICROSECONDS_PER_HOUR = 3_600_000_000
 MICROSECONDS_PER_DAY = 24 * MICROSECONDS_PER_HOUR
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def misfit(name: str, row: int | None, value: Any, wanted: str) -> InvalidRows:
@@ -53,7 +55,7 @@ def combined(column: Any) -> Any:
 
 
 def numeric(name: str, values: Any, origin: int | None = None) -> Floats:
-    """float64 (rows,); with `origin`, exact whole-number differences to it."""
+    """float64 (rows,); with `origin`, exact whole-number differences to it. Times and durations become seconds."""
     type_ = values.type
     if pa.types.is_null(type_):
         return np.full(len(values), np.nan)
@@ -63,6 +65,9 @@ def numeric(name: str, values: Any, origin: int | None = None) -> Floats:
         values = values.cast(pa.int8())
     elif pa.types.is_decimal(type_):
         values = _from_decimal(values, origin)
+    elif pa.types.is_time(type_) or pa.types.is_duration(type_):
+        whole = pa.int64() if type_.bit_width == 64 else pa.int32()
+        return numeric(name, values.cast(whole)) / _PER_SECOND[type_.unit]
     elif not (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
         raise misfit(name, None, _kind_of(type_), "numbers")
     if pa.types.is_float16(values.type):
@@ -70,6 +75,53 @@ def numeric(name: str, values: Any, origin: int | None = None) -> Floats:
     if origin is not None:
         return _offsets(values, origin)
     return cast(Floats, values.to_numpy(zero_copy_only=False).astype(np.float64, copy=False))
+
+
+def read_numbers(name: str, values: Any) -> Any:
+    """A text column as int64, uint64 or float64."""
+    return _from_text(name, values, text.exact_numbers, "a number")
+
+
+def clock(name: str, values: Any) -> Floats:
+    """Seconds since midnight, float64 (rows,), from times, `HH:MM[:SS[.ffffff]]` or numbers of seconds."""
+    if _is_text(values.type):
+        seconds = text.floats(values)
+        wanted = "a time of day such as 10:30:00"
+        values = seconds if seconds is not None else _from_text(name, values, text.clock, wanted)
+    return numeric(name, values)
+
+
+def category(name: str, values: Any) -> Any:
+    """`pa.StringArray` of a number column's categories: 3, 3.0 and "3.0" are one, "3"."""
+    if _is_text(values.type):
+        numbers = text.exact_numbers(values)
+        values = values if numbers is None else numbers
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.float64())
+    if not pa.types.is_floating(values.type):
+        return as_text(name, values)
+    cells = [None if cell is None or cell != cell else cell for cell in values.cast(pa.float64()).to_pylist()]
+    shown = [None if c is None else str(int(c)) if c.is_integer() else repr(c) for c in cells]
+    return pa.array(shown, pa.string())
+
+
+def without(values: Any, markers: Sequence[str]) -> Any:
+    """The values, null where a text is one of the markers or a number is one that a marker reads as."""
+    if pa.types.is_float16(values.type):
+        values = values.cast(pa.float32())
+    type_ = values.type
+    compared = values
+    if _is_text(type_):
+        compared = pc.utf8_trim_whitespace(values)
+    elif not (pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_)):
+        return values
+    known = []
+    for marker in markers:
+        try:
+            known.append(pa.scalar(marker).cast(type_).as_py())
+        except pa.ArrowInvalid:
+            continue  # no value of this type
+    return pc.if_else(pc.is_in(compared, value_set=pa.array(known, type_)), pa.scalar(None, type_), values)
 
 
 def boolean(name: str, values: Any) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ def read_csv(
     text_only: bool = False,
     delimiter: str | None = None,
     encoding: str | None = None,
+    missing: Sequence[str] | None = None,
 ) -> pa.Table:
-    """A CSV file as a table, every column text when `text_only`.
+    """A CSV file as a table, every column text when `text_only`; `missing` replaces `text.MISSING`.
 
-    Raises InvalidTable (empty, ragged, undecodable, bad header), TooLarge, MalformedBody (damaged gzip),
+    Raises InvalidTable (empty, ragged, undecodable, bad header), TooLarge, MalformedBody (damaged gzip or zstd),
     InvalidRequest (unknown delimiter or encoding).
     """
     if delimiter is not None and delimiter not in DELIMITERS:
@@ -56,7 +57,9 @@ def read_csv(
     names = checked_names(header)
     body = _Body(itertools.chain([head[start:]], chunks))
     try:
-        columns = _columns(body, len(names), separator, limits)
+        columns = _columns(
+            body, len(names), separator, limits, MISSING if missing is None else ("", *missing)
+        )
     except _Ragged as ragged:
         again = text_chunks(path, limits, encoding)
         raise _ragged_error(ragged, again, separator, len(names), names) from None
@@ -102,7 +105,9 @@ class _Body:
         """Nothing to do: the chunks close the file."""
 
 
-def _columns(body: _Body, count: int, separator: str, limits: TableLimits) -> list[Any]:
+def _columns(
+    body: _Body, count: int, separator: str, limits: TableLimits, missing: Sequence[str]
+) -> list[Any]:
     """Text columns of all rows."""
     faults: list[Any] = []
 
@@ -123,7 +128,7 @@ def _columns(body: _Body, count: int, separator: str, limits: TableLimits) -> li
             convert_options=pa.csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
                 strings_can_be_null=True,
-                null_values=list(MISSING),
+                null_values=list(missing),
                 check_utf8=False,  # made by str.encode
             ),
         )

@@ -1,13 +1,13 @@
 """Untrusted table files: CSV, Parquet, Arrow IPC and JSON, read within limits, faults named.
 
 What comes out is the same for every format: distinct column names without surrounding whitespace, and columns
-of bool, integer, float, decimal, string, date, timestamp or null type; dictionaries are decoded. Other types are
-refused by name. Shape limits are checked before the cells are in memory wherever the format allows.
+of bool, integer, float, decimal, string, date, time, timestamp, duration or null type; dictionaries are decoded, and
+so are bytes that are UTF-8 text, as old writers of Parquet store it. Other types are refused by name. Shape limits are checked before the cells are in memory wherever the format allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from common.tables.shape import (
     checked_names,
     empty_table,
 )
-from common.tables.source import GZIP_MAGIC, byte_chunks
+from common.tables.source import byte_chunks, compression
 
 __all__ = [
     "CONTENT_TYPES",
@@ -66,14 +66,17 @@ VAGUE_TYPES = frozenset(
         "binary/octet-stream",
         "application/gzip",
         "application/x-gzip",
+        "application/zstd",
         "text/plain",
     }
 )
 ARROW_FILE_MAGIC = b"ARROW1"
+#: Types of bytes that may be text.
+BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
 
 def detect_format(filename: str | None, content_type: str | None) -> str:
-    """`csv`, `parquet`, `arrow` or `json`, by the content type, else by the file's suffix (`.gz` may follow it).
+    """`csv`, `parquet`, `arrow` or `json`, by the content type, else by the file's suffix (`.gz` or `.zst` may follow it).
 
     Raises UnsupportedMediaType that lists what is accepted.
     """
@@ -81,7 +84,7 @@ def detect_format(filename: str | None, content_type: str | None) -> str:
     if media in CONTENT_TYPES:
         return CONTENT_TYPES[media]
     if media in VAGUE_TYPES and filename:
-        name = filename.lower().removesuffix(".gz")
+        name = filename.lower().removesuffix(".gz").removesuffix(".zst")
         for suffix, format in SUFFIXES.items():
             if name.endswith(suffix):
                 return format
@@ -102,17 +105,21 @@ def read_table(
     text_only: bool = False,
     delimiter: str | None = None,
     encoding: str | None = None,
+    missing: Sequence[str] | None = None,
 ) -> pa.Table:
     """The table in a file of one of `FORMATS`.
 
     `text_only` leaves every CSV column text and JSON text as text, for rows whose meaning a dataset's schema
-    decides; typed formats keep their types. `delimiter` and `encoding` concern CSV.
+    decides; typed formats keep their types. `delimiter`, `encoding` and `missing`, the spellings of a missing cell
+    (`text.MISSING` when None), concern CSV.
 
     Raises MalformedBody (damaged file), InvalidTable (empty, ragged, bad names or types), TooLarge,
     InvalidRequest (unknown option), UnsupportedMediaType (unknown format).
     """
     if format == "csv":
-        return read_csv(path, limits, text_only=text_only, delimiter=delimiter, encoding=encoding)
+        return read_csv(
+            path, limits, text_only=text_only, delimiter=delimiter, encoding=encoding, missing=missing
+        )
     if format == "json":
         return read_json(path, limits, dates=not text_only)[0]
     if format == "parquet":
@@ -169,7 +176,7 @@ def _read_arrow(path: Path, limits: TableLimits) -> pa.Table:
 
 def _arrow_source(path: Path, limits: TableLimits) -> Any:
     with path.open("rb") as file:
-        if file.read(2) != GZIP_MAGIC:
+        if compression(file.read(4)) is None:
             return pa.OSFile(str(path), "rb")
     return pa.BufferReader(b"".join(byte_chunks(path, limits)))
 
@@ -187,9 +194,7 @@ def _check_shape(rows: int, schema: Any, limits: TableLimits, empty: bool = True
     check_rows(rows, len(schema), limits)
     checked_names(schema.names)
     faults = [
-        FieldError(
-            field.name.strip(), f"has type {field.type}; use numbers, text, booleans, dates or timestamps"
-        )
+        FieldError(field.name.strip(), f"has type {field.type}; use numbers, text, booleans, dates or times")
         for field in schema
         if not _usable(field.type)
     ]
@@ -215,8 +220,11 @@ def _usable(type_: Any) -> bool:
             pa.types.is_string,
             pa.types.is_large_string,
             pa.types.is_string_view,
+            *BYTES,
             pa.types.is_date,
+            pa.types.is_time,
             pa.types.is_timestamp,
+            pa.types.is_duration,
             pa.types.is_null,
         )
     )
@@ -224,15 +232,22 @@ def _usable(type_: Any) -> bool:
 
 def _plain(table: pa.Table) -> pa.Table:
     """Stripped names, decoded dictionaries, no metadata."""
-    columns = [_decoded(column) for column in table.columns]
-    return pa.Table.from_arrays(columns, names=checked_names(table.column_names))
+    names = checked_names(table.column_names)
+    columns = [_decoded(name, column) for name, column in zip(names, table.columns, strict=True)]
+    return pa.Table.from_arrays(columns, names=names)
 
 
-def _decoded(column: Any) -> Any:
+def _decoded(name: str, column: Any) -> Any:
     type_ = column.type
     if pa.types.is_dictionary(type_):
-        return _decoded(column.cast(type_.value_type))
+        return _decoded(name, column.cast(type_.value_type))
     if pa.types.is_run_end_encoded(type_):
         chunks = [pa.compute.run_end_decode(chunk) for chunk in column.chunks]
-        return _decoded(pa.chunked_array(chunks, type_.value_type))
+        return _decoded(name, pa.chunked_array(chunks, type_.value_type))
+    if any(test(type_) for test in BYTES):
+        try:
+            return column.cast(pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:
+            fault = FieldError(name, "holds bytes that are not UTF-8 text; leave it out or encode it")
+            raise InvalidTable(f"Column {name!r} {fault.message}.", errors=[fault]) from None
     return column.cast(pa.string()) if pa.types.is_string_view(type_) else column

@@ -4,7 +4,7 @@ Columns are found by name, in any order; extra ones are ignored; a missing one i
 a model sees of them:
 
 numeric
-    One float64 column. Integers, decimals and smaller floats are widened. The column gets an `origin`, the
+    One float64 column. Integers, decimals and smaller floats are widened; times of day and durations are seconds. The column gets an `origin`, the
     smallest training value rounded down, in two cases: it is of whole-number type and holds a value beyond 2^53,
     which float64 could not tell from its neighbour; or it holds a value beyond 2^24 and its whole spread is less
     than a thousandth of that, which standardisation in a model would lose (identifiers, epochs). The model then
@@ -24,8 +24,12 @@ datetime
     Month, weekday and hour are those of UTC when zoned. Rows may be dates, timestamps or ISO 8601 text; a value
     without zone is read as UTC. A derived name that a column already bears gets another colon (`NAME::month`).
 text
-    A `pa.StringArray`. Numbers in rows become their text (3 is "3", 3.0 is "3.0"), booleans "true" and "false".
-    What a category never seen means is the model's matter: missing.
+    A `pa.StringArray`. Numbers in rows become their text (3 is "3", 3.0 is "3.0"), booleans "true" and "false"; in a
+    number column that was declared categorical, numbers of one value are one category (3, 3.0 and "3.0").
+    What a category never seen means is the model's matter: missing. `distinct` tells how many values training saw.
+
+A fit may override kinds and the spellings of a missing cell by name (`common.tables.overrides`). Spellings are kept
+in the schema and blank the same cells, text or number, in the training table and in rows.
 
 The same code applies the schema to the training table and to rows to predict.
 """
@@ -34,7 +38,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -46,6 +50,7 @@ import pyarrow.compute as pc
 from common.errors import FieldError, InvalidRows, InvalidTable, TooLarge
 from common.tables import convert
 from common.tables.features import Features
+from common.tables.overrides import NONE, Overrides
 
 __all__ = ["Column", "Features", "Kind", "TableSchema"]
 
@@ -67,6 +72,8 @@ class Column:
     arrow_type: str  # as the training table had it, such as `decimal128(12, 2)`
     origin: int | None = None  # numeric: whole number; datetime: microseconds since 1970
     hours: bool = False  # datetime: a training value had a time of day
+    distinct: int | None = None  # text: how many values the training table has
+    declared: bool = False  # the fit said so
 
     def encode(self) -> dict[str, Any]:
         """A JSON object that `decode` turns into the same column."""
@@ -75,6 +82,10 @@ class Column:
             encoded["origin"] = str(self.origin)  # text: JSON readers round whole numbers beyond 2^53
         if self.hours:
             encoded["hours"] = True
+        if self.distinct is not None:
+            encoded["distinct"] = self.distinct
+        if self.declared:
+            encoded["declared"] = True
         return encoded
 
     @classmethod
@@ -87,7 +98,19 @@ class Column:
             arrow_type=str(encoded["type"]),
             origin=None if origin is None else int(origin),
             hours=bool(encoded.get("hours", False)),
+            distinct=encoded.get("distinct"),
+            declared=bool(encoded.get("declared", False)),
         )
+
+    @cached_property
+    def of_numbers(self) -> bool:
+        """Whether the training table held numbers."""
+        return self.arrow_type.startswith(("int", "uint", "halffloat", "float", "double", "decimal"))
+
+    @cached_property
+    def of_times(self) -> bool:
+        """Whether the training table held times of day."""
+        return self.arrow_type.startswith("time32") or self.arrow_type.startswith("time64")
 
 
 @dataclass(frozen=True)
@@ -95,16 +118,28 @@ class TableSchema:
     """The feature columns of a training table, in its order."""
 
     columns: tuple[Column, ...]
+    missing: tuple[str, ...] | None = None  # spellings of a missing cell; None: those that text formats know
 
     @classmethod
-    def infer(cls, table: pa.Table, exclude: str, max_columns: int | None = None) -> TableSchema:
-        """The schema of all columns but `exclude`, the target.
+    def infer(
+        cls,
+        table: pa.Table,
+        exclude: str,
+        max_columns: int | None = None,
+        overrides: Overrides = NONE,
+    ) -> TableSchema:
+        """The schema of all columns but `exclude`, the target, and those to be ignored.
 
-        Raises InvalidTable (no feature column, an infinite cell), TooLarge (more than `max_columns` features).
+        Raises InvalidTable (no feature column, an infinite cell, a cell that is not of the kind that was declared),
+        InvalidRequest (an override names no feature), TooLarge (more than `max_columns` features).
         """
-        names = [name for name in table.column_names if name != exclude]
+        overrides.check(table.column_names, exclude)
+        names = [
+            name for name in table.column_names if name != exclude and overrides.kinds.get(name) != "ignored"
+        ]
         if not names:
-            raise InvalidTable(f"The table has no feature: {exclude!r}, the target, is its only column.")
+            ignored = " and what is ignored" if overrides.kinds else ""
+            raise InvalidTable(f"The table has no feature beside {exclude!r}, the target{ignored}.")
         if max_columns is not None and len(names) > max_columns:
             raise TooLarge(
                 f"The table has {len(names):,} feature columns; {max_columns:,} is the most that is accepted.",
@@ -113,20 +148,25 @@ class TableSchema:
                 size=len(names),
             )
         faults: list[FieldError] = []
-        columns = tuple(_infer_column(name, table.column(name), faults) for name in names)
+        columns = tuple(_infer_column(name, table.column(name), overrides, faults) for name in names)
         if faults:
             first = faults[0]
             raise InvalidTable(f"Column {first.field!r}: {first.message}.", errors=faults)
-        return cls(columns)
+        return cls(columns, overrides.missing)
 
     def encode(self) -> dict[str, Any]:
         """A JSON object that `decode` turns into the same schema."""
-        return {"columns": [column.encode() for column in self.columns]}
+        encoded: dict[str, Any] = {"columns": [column.encode() for column in self.columns]}
+        if self.missing is not None:
+            encoded["missing"] = list(self.missing)
+        return encoded
 
     @classmethod
     def decode(cls, encoded: Mapping[str, Any]) -> TableSchema:
         """The schema that `encode` wrote."""
-        return cls(tuple(Column.decode(column) for column in encoded["columns"]))
+        missing = encoded.get("missing")
+        columns = tuple(Column.decode(column) for column in encoded["columns"])
+        return cls(columns, None if missing is None else tuple(missing))
 
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
@@ -157,13 +197,18 @@ class TableSchema:
         for column, position in zip(self.columns, positions, strict=True):
             chunked = rows.column(position)
             array = chunked.chunk(0) if chunked.num_chunks == 1 else convert.combined(chunked)
+            if self.missing:
+                array = convert.without(array, self.missing)
             if column.kind == "numeric":
                 if column.origin is None and array.type.id == _DOUBLE:
                     values.append(array.to_numpy(zero_copy_only=False))
+                elif column.of_times:
+                    values.append(convert.clock(column.name, array))
                 else:
                     values.append(convert.numeric(column.name, array, column.origin))
             elif column.kind == "text":
-                values.append(convert.as_text(column.name, array))
+                categories = convert.category if column.of_numbers else convert.as_text
+                values.append(categories(column.name, array))
             elif column.kind == "boolean":
                 values.append(convert.boolean(column.name, array))
             else:
@@ -204,30 +249,64 @@ class TableSchema:
             raise InvalidRows(f"Column {faults[0].field!r}: {faults[0].message}.", errors=faults)
 
 
-def _infer_column(name: str, column: Any, faults: list[FieldError]) -> Column:
-    type_ = column.type
-    shown = str(type_)
+def _infer_column(name: str, column: Any, overrides: Overrides, faults: list[FieldError]) -> Column:
+    """The column's entry; what is wrong with it goes to `faults`."""
+    values = convert.combined(column)
+    if overrides.missing:
+        values = convert.without(values, overrides.missing)
+    declared = overrides.kinds.get(name)
+    try:
+        entry = _entry(
+            name, values, cast(Kind, declared) if declared else _kind(values.type), str(column.type)
+        )
+    except InvalidRows as error:
+        # What follows a semicolon is advice for rows.
+        said = f"was declared {declared}, but " if declared else ""
+        faults.extend(
+            replace(fault, message=said + fault.message.split(";")[0]) if said else fault
+            for fault in error.errors
+        )
+        return Column(name, "numeric", str(column.type))
+    return replace(entry, declared=declared is not None)
+
+
+def _kind(type_: Any) -> Kind:
+    """What a column of this type is unless the fit says otherwise."""
     if pa.types.is_boolean(type_):
-        return Column(name, "boolean", shown)
+        return "boolean"
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        return Column(name, "text", shown)
-    if pa.types.is_date(type_) or pa.types.is_timestamp(type_):
-        return _infer_datetime(name, column, shown)
-    if pa.types.is_floating(type_):
-        row = convert.first_infinite(convert.combined(column).to_numpy(zero_copy_only=False))
+        return "text"
+    return "datetime" if pa.types.is_date(type_) or pa.types.is_timestamp(type_) else "numeric"
+
+
+def _entry(name: str, values: Any, kind: Kind, shown: str) -> Column:
+    """A column of this kind; raises InvalidRows for a cell that is not of it."""
+    if kind == "boolean":
+        return Column(name, kind, shown)
+    if kind == "datetime":
+        return _infer_datetime(name, values, shown)
+    if kind == "text":
+        return Column(name, kind, shown, distinct=pc.count_distinct(values, mode="only_valid").as_py())
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = convert.read_numbers(name, values)
+    if pa.types.is_boolean(values.type) or pa.types.is_time(values.type) or pa.types.is_duration(values.type):
+        return Column(name, kind, shown)
+    if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+        raise convert.misfit(name, None, "dates or times", "numbers")
+    if pa.types.is_floating(values.type):
+        row = convert.first_infinite(values.to_numpy(zero_copy_only=False))
         if row is not None:
-            faults.append(convert.infinite(name, row))
-            return Column(name, "numeric", shown)
-    return Column(name, "numeric", shown, origin=_numeric_origin(column))
+            raise InvalidRows(errors=[convert.infinite(name, row)])
+    return Column(name, kind, shown, origin=_numeric_origin(values))
 
 
-def _numeric_origin(column: Any) -> int | None:
+def _numeric_origin(column: pa.Array) -> int | None:
     """What is subtracted from the column, or None where float64 and a model's scaling lose nothing."""
     type_ = column.type
     if pa.types.is_null(type_):
         return None
     if pa.types.is_floating(type_):
-        values = convert.combined(column).to_numpy(zero_copy_only=False)
+        values = column.to_numpy(zero_copy_only=False)
         values = values[~np.isnan(values)]
         low, high = (values.min().item(), values.max().item()) if len(values) else (None, None)
     else:
@@ -242,8 +321,8 @@ def _numeric_origin(column: Any) -> int | None:
     return low if narrow or (whole and largest > EXACT) else None
 
 
-def _infer_datetime(name: str, column: Any, shown: str) -> Column:
-    micro, missing = convert.microseconds(name, convert.combined(column))
+def _infer_datetime(name: str, values: Any, shown: str) -> Column:
+    micro, missing = convert.microseconds(name, values)
     present = micro[~missing]
     if not len(present):
         return Column(name, "datetime", shown, origin=0)

@@ -21,7 +21,7 @@ from common.errors import FieldError, InvalidRequest, InvalidTarget
 from common.tables.convert import combined, first_infinite
 
 Task = Literal["classification", "regression"]
-LabelType = Literal["int", "float", "bool", "text"]
+LabelType = Literal["int", "float", "bool", "text", "date"]  # a date is held as its ISO 8601 text
 Label = int | float | bool | str
 
 TASKS = ("classification", "regression")
@@ -63,9 +63,9 @@ class Target:
             fault = FieldError("task", "must be classification or regression")
             raise InvalidRequest(f"Unknown task {task[:40]!r}; known are {', '.join(TASKS)}.", errors=[fault])
         label_type, values = _labels(column, name)
-        if label_type == "text" or label_type == "bool":
+        if label_type in ("text", "bool", "date"):
             if task == "regression":
-                what = "text" if label_type == "text" else "booleans"
+                what = {"text": "text", "bool": "booleans", "date": "dates"}[label_type]
                 raise _refused(name, f'holds {what}, which is not a number; use task "classification"')
             distinct = pc.unique(values).to_pylist()
             return cls(name, "classification", label_type, tuple(sorted(distinct)))
@@ -89,7 +89,7 @@ class Target:
         """
         label_type, values = _labels(column, self.name)
         if self.task == "regression":
-            if label_type in ("text", "bool"):
+            if label_type in ("text", "bool", "date"):
                 raise _refused(self.name, f"holds {label_type}, which is not a number")
             return cast(
                 "npt.NDArray[np.float64]",
@@ -110,6 +110,14 @@ class Target:
         classes = self.classes
         return [classes[code] for code in codes]
 
+    def array(self, labels: Sequence[Label]) -> Any:
+        """Labels as a `pa.Array` of their own type: bool, int64 (uint64 where needed), float64, string or date32."""
+        if self.label_type == "date":
+            return pa.array(labels, pa.string()).cast(pa.date32())
+        wide = any(isinstance(label, int) and label >= 2**63 for label in self.classes)
+        types = {"int": pa.uint64() if wide else pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+        return pa.array(labels, types.get(self.label_type, pa.string()))
+
     def encode(self) -> dict[str, Any]:
         """A JSON object that `decode` turns into the same target, types of labels included."""
         return {
@@ -123,7 +131,7 @@ class Target:
     def decode(cls, encoded: Mapping[str, Any]) -> Target:
         """The target that `encode` wrote; `label_type` restores 1.0 where a JSON writer shortened it to 1."""
         label_type = cast(LabelType, encoded["label_type"])
-        restore = {"int": int, "float": float, "bool": bool, "text": str}[label_type]
+        restore = {"int": int, "float": float, "bool": bool, "text": str, "date": str}[label_type]
         classes = tuple(cast(Label, restore(label)) for label in encoded["classes"])
         return cls(str(encoded["name"]), cast(Task, encoded["task"]), label_type, classes)
 
@@ -141,7 +149,7 @@ def _labels(column: Any, name: str) -> tuple[LabelType, Any]:
     elif pa.types.is_string(type_) or pa.types.is_large_string(type_):
         label_type = "text"
     elif pa.types.is_date(type_):
-        label_type, values = "text", values.cast(pa.date32()).cast(pa.string())
+        label_type, values = "date", values.cast(pa.date32()).cast(pa.string())
     elif pa.types.is_integer(type_):
         label_type = "int"
         values = values.cast(pa.uint64() if type_ == pa.uint64() else pa.int64())

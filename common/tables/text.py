@@ -25,6 +25,7 @@ _LEADING_ZERO = r"^\s*[+-]?0[0-9xX]"
 _WHOLE = r"^\s*[+-]?[0-9]+\s*$"
 _DATE = r"^\d{4}-\d\d-\d\d$"
 _TIME = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?( ?(Z|[+-]\d\d(:?\d\d)?))?$"
+_CLOCK = r"^\d\d:\d\d(:\d\d(\.\d{1,9})?)?$"
 _ZONED = r"[T ][0-9:.]+ ?(Z|[+-][0-9:]+)$"
 
 
@@ -141,6 +142,15 @@ def instants(column: Any, naive_is_utc: bool = False) -> Any:
         return None
     dates_timed = pc.if_else(is_date, pc.binary_join_element_wise(cut, "T00:00", ""), cut)
     return _cast(pc.if_else(zoned, dates_timed, pc.binary_join_element_wise(dates_timed, "Z", "")), utc)
+
+
+def clock(column: Any) -> Any:
+    """float64 column, seconds since midnight, from `HH:MM`, `HH:MM:SS` and fractions of a second."""
+    trimmed = _trimmed(column)
+    if not _every(pc.match_substring_regex(trimmed, _CLOCK)):
+        return None
+    stamps = instants(pc.binary_join_element_wise("1970-01-01", trimmed, "T"))
+    return None if stamps is None else pc.divide(stamps.cast(pa.int64()).cast(pa.float64()), 1e6)
 
 
 def _cast(column: Any, wanted: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from common.errors import FieldError, InvalidRequest
 from common.tables.canonical import sync_folder, write_canonical
 from common.tables.json_reader import read_json
+from common.tables.overrides import Overrides
 from common.tables.parse import read_table
 from common.tables.schema import TableSchema
 from common.tables.shape import TableLimits
@@ -38,7 +39,7 @@ class ParsedTable:
     table_digest: str  # blake3 of the canonical file, which is its name
     path: Path
     rows: int
-    columns: int  # target included
+    columns: int  # those that are used, target included
     nbytes: int  # of the canonical file
     schema: TableSchema
     target: Target
@@ -82,18 +83,26 @@ def parse_training_file(
     *,
     delimiter: str | None = None,
     encoding: str | None = None,
+    schema: Mapping[str, Any] | None = None,
 ) -> ParsedTable:
     """Read a training file and write `<digest>.parquet`, target column included, into `out_dir`.
 
-    A JSON body's own `target` and `task` count when the arguments are None. Raises what `read_table`,
-    `TableSchema.infer` and `Target.infer` raise, and InvalidRequest when no target is named.
+    `schema` is what `Overrides.decode` reads. A JSON body's own `target`, `task` and `options.schema` count when the
+    arguments are None. Raises what `read_table`, `TableSchema.infer` and `Target.infer` raise, and InvalidRequest when
+    no target is named.
     """
     request: dict[str, Any] = {}
+    overrides = Overrides.decode(schema)
     if format == "json":
         table, rest = read_json(path, limits)
         request = {key: rest[key] for key in REQUEST_KEYS if key in rest}
+        options = request.get("options")
+        if schema is None and isinstance(options, Mapping):
+            overrides = Overrides.decode(options.get("schema"))
     else:
-        table = read_table(path, format, limits, delimiter=delimiter, encoding=encoding)
+        table = read_table(
+            path, format, limits, delimiter=delimiter, encoding=encoding, missing=overrides.missing
+        )
     target = target if target is not None else _text_of(request, "target")
     task = task if task is not None else _text_of(request, "task")
     if not target:
@@ -103,7 +112,7 @@ def parse_training_file(
     column = take_target(table, target)
     name = target.strip()
     inferred = Target.infer(column, name, task)
-    schema = TableSchema.infer(table, name)
+    used = TableSchema.infer(table, name, overrides=overrides)
     temporary = out_dir / f".{secrets.token_hex(8)}.parquet"
     digest = write_canonical(table, temporary)
     final = out_dir / f"{digest}.parquet"
@@ -113,9 +122,9 @@ def parse_training_file(
         table_digest=digest,
         path=final,
         rows=table.num_rows,
-        columns=table.num_columns,
+        columns=len(used.columns) + 1,
         nbytes=final.stat().st_size,
-        schema=schema,
+        schema=used,
         target=inferred,
         request=request,
     )

@@ -43,6 +43,24 @@ def fit(
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="K=V", help="May be repeated.")
     ] = None,
+    categorical: Annotated[
+        list[str] | None, typer.Option("--categorical", metavar="COLUMN", help="Codes, not amounts; repeat.")
+    ] = None,
+    numeric: Annotated[
+        list[str] | None, typer.Option("--numeric", metavar="COLUMN", help="Text that is numbers; repeat.")
+    ] = None,
+    datetime: Annotated[
+        list[str] | None, typer.Option("--datetime", metavar="COLUMN", help="Text that is dates; repeat.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Left out; repeat.")
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--missing", metavar="TEXT", help="A spelling of a missing cell, instead of NA and such."
+        ),
+    ] = None,
     priority: Annotated[
         str | None, typer.Option("--priority", help="interactive, or batch for what can wait.")
     ] = None,
@@ -59,6 +77,14 @@ def fit(
 ) -> None:
     """Fit a table and publish it as the dataset's next version."""
     options = parse_options(option or ())
+    lists = {
+        "categorical": categorical,
+        "numeric": numeric,
+        "datetime": datetime,
+        "ignore": ignore,
+        "missing": missing,
+    }
+    schema = {name: names for name, names in lists.items() if names}
     with connect(ctx, url, api_key) as client:
         now = client.submit(
             file,
@@ -67,6 +93,7 @@ def fit(
             model=model,
             task=task,
             options=options or None,
+            schema=schema or None,
             priority=priority,
             deadline_s=deadline,
             ttl_s=ttl,

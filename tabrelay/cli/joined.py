@@ -20,6 +20,7 @@ from tabrelay.client.tables import MEDIA_TYPES
 
 DELIMITERS = (",", ";", "\t", "|")
 GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 PARQUET = MEDIA_TYPES[".parquet"]
 
 
@@ -71,6 +72,10 @@ def _read_csv(source: Path) -> tuple[list[str], list[list[Any]]]:
     content = source.read_bytes()
     if content.startswith(GZIP_MAGIC):
         content = gzip.decompress(content)
+    elif content.startswith(ZSTD_MAGIC):
+        import pyarrow as pa
+
+        content = pa.CompressedInputStream(io.BytesIO(content), "zstd").read()
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     text = content.decode(encoding)
     first_lines = text.lstrip("\r\n")[:65536]
@@ -140,7 +145,7 @@ def _typed(table: Any) -> Any:
 
 
 def _media_type(source: Path) -> str | None:
-    return MEDIA_TYPES.get(Path(source.name.lower().removesuffix(".gz")).suffix)
+    return MEDIA_TYPES.get(Path(source.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
 def _same_length(rows: int, answers: int, source: Path) -> None:

@@ -38,9 +38,15 @@ def predict(
     version: Annotated[
         int | None, typer.Option("--version", min=1, help="The current one when not given.")
     ] = None,
-    output: Annotated[str | None, typer.Option("--output", help="proba, label, mean or quantiles.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", help="proba, label; mean, median, mode or quantiles.")
+    ] = None,
     quantiles: Annotated[
         str | None, typer.Option("--quantiles", metavar="A,B,..", help="Levels, such as 0.05,0.5,0.95.")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option("--threshold", min=0, max=1, help="Of two classes the second from this probability on."),
     ] = None,
     deadline_s: Annotated[float | None, typer.Option("--deadline-s", min=0.001, help="Longest wait.")] = None,
     as_json: AsJson = False,
@@ -61,6 +67,7 @@ def predict(
             version=version,
             output=output or ("quantiles" if levels else None),
             quantiles=levels,
+            threshold=threshold,
             deadline_s=deadline_s,
         )
     if out is not None and to_file:

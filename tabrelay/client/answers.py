@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 PROBABILITY = "probability:"
 QUANTILE = "quantile:"
+#: Point estimates of a regression.
+POINTS = ("mean", "median", "mode")
 #: Where an Arrow answer keeps its facts, as JSON text in the schema's metadata.
 FACTS_KEY = b"tabrelay"
 
@@ -35,6 +37,8 @@ class Prediction:
     #: One list a row with a probability a class.
     probabilities: Sequence[Sequence[float]] | None = None
     mean: Sequence[float] | None = None
+    median: Sequence[float] | None = None
+    mode: Sequence[float] | None = None
     #: One list, an entry a row, for each asked level.
     quantiles: Mapping[float, Sequence[float]] = field(default_factory=dict)
     worker: str | None = None
@@ -44,15 +48,16 @@ class Prediction:
         return len(self.predictions)
 
     def columns(self) -> dict[str, list[Any]]:
-        """The answer as named columns: `prediction`, `probability:<label>`, `mean`, `quantile:<level>`."""
+        """The answer as named columns: `prediction`, `probability:<label>`, `mean`, `median`, `mode`, `quantile:<level>`."""
         named: dict[str, list[Any]] = {"prediction": list(self.predictions)}
         if self.probabilities is not None:
             for index, label in enumerate(self.classes):
                 named[f"{PROBABILITY}{label_text(label)}"] = [row[index] for row in self.probabilities]
-        if self.mean is not None:
-            named["mean"] = list(self.mean)
-        for level, values in self.quantiles.items():
-            named[f"{QUANTILE}{level!r}"] = list(values)
+        for point in POINTS:
+            if (values := getattr(self, point)) is not None:
+                named[point] = list(values)
+        for level, by_row in self.quantiles.items():
+            named[f"{QUANTILE}{level!r}"] = list(by_row)
         return named
 
     def to_frame(self) -> pd.DataFrame:
@@ -80,7 +85,7 @@ def from_json(data: Mapping[str, Any]) -> Prediction:
         data,
         predictions=_first(data, "predictions", "mean"),
         probabilities=data.get("probabilities"),
-        mean=data.get("mean"),
+        **{point: data.get(point) for point in POINTS},
         quantiles=_quantiles(data.get("quantiles"), data.get("levels")),
     )
 
@@ -99,7 +104,7 @@ def from_arrow(content: bytes) -> Prediction:
         facts,
         predictions=_first(columns, "prediction", "mean"),
         probabilities=[list(row) for row in zip(*shares, strict=True)] if shares else None,
-        mean=columns.get("mean"),
+        **{point: columns.get(point) for point in POINTS},
         quantiles=_quantiles({n.removeprefix(QUANTILE): columns[n] for n in names if n.startswith(QUANTILE)}),
     )
 

@@ -93,6 +93,7 @@ class Client:
         model: str | None = None,
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
         priority: str | None = None,
         deadline_s: float | None = None,
         ttl_s: float | None = None,
@@ -104,8 +105,10 @@ class Client:
 
         `data` is a path (CSV, Parquet, Arrow), a pandas DataFrame, a pyarrow Table or a list of dicts, the target
         column included. Raises JobFailed or JobCancelled when the fit ends without a result. With `wait=False` it
-        is `submit`. `priority` is `interactive` or `batch`; `deadline_s` bounds the job from its submission; a dataset
-        with `ttl_s` is deleted so long after its latest fit.
+        is `submit`. `schema` says what columns are where the service would guess otherwise: lists of names under `categorical`,
+        `numeric`, `datetime` and `ignore`, and spellings of a missing cell under `missing`. `priority` is `interactive` or
+        `batch`; `deadline_s` bounds the job from its submission; a dataset with `ttl_s` is deleted so long after its
+        latest fit.
         """
         job = self.submit(
             data,
@@ -114,6 +117,7 @@ class Client:
             model=model,
             task=task,
             options=options,
+            schema=schema,
             priority=priority,
             deadline_s=deadline_s,
             ttl_s=ttl_s,
@@ -130,12 +134,15 @@ class Client:
         model: str | None = None,
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
         priority: str | None = None,
         deadline_s: float | None = None,
         ttl_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Ask for a fit; returns at once with the job, which has ended if this content is already current."""
+        if schema is not None:
+            options = {**(options or {}), "schema": schema}
         given = {
             "dataset": dataset,
             "target": target,
@@ -221,15 +228,17 @@ class Client:
         version: int | None = None,
         output: str | None = None,
         quantiles: Sequence[float] | None = None,
+        threshold: float | None = None,
         deadline_s: float | None = None,
     ) -> Prediction:
         """Answer `rows` from the dataset's current version, or from `version`.
 
         `rows` is a DataFrame, a pyarrow Table, a list of dicts or a path; columns match by name. `output` is `proba`,
-        `label`, `mean` or `quantiles`. DataFrames and tables travel as Arrow, so numbers stay as they are.
+        `label`, `mean`, `median`, `mode` or `quantiles`, as far as the model has it; of two classes the second one is
+        predicted from probability `threshold` on. DataFrames and tables travel as Arrow, so numbers stay as they are.
         """
         body = rows_body(rows)
-        params: dict[str, Any] = {"version": version, "output": output}
+        params: dict[str, Any] = {"version": version, "output": output, "threshold": threshold}
         if quantiles is not None:
             params["quantiles"] = ",".join(f"{level!r}" for level in quantiles)
         as_arrow = body.media_type != "application/json" and has_pyarrow()

@@ -79,8 +79,8 @@ def has_pyarrow() -> bool:
 
 
 def media_type_of(path: Path) -> str:
-    """The content type that a file's suffix stands for; `.gz` may follow it."""
-    found = MEDIA_TYPES.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+    """The content type that a file's suffix stands for; `.gz` or `.zst` may follow it."""
+    found = MEDIA_TYPES.get(Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix)
     if found is None:
         raise Invalid(
             f"can't tell the format of {path.name}: use a file named {', '.join(MEDIA_TYPES)}",

@@ -78,6 +78,8 @@ class Job(_Answer):
     task: str | None = None
     rows: int | None = None
     columns: int | None = None
+    #: How each column is used; not in lists of jobs.
+    schema: Mapping[str, Any] | None = None
     queue_position: int | None = None
     #: interactive or batch.
     priority: str | None = None

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,13 @@ class Oracle:
         rows: pa.Table | None = None,
         quantiles: Sequence[float] = (),
         checkpoint: Path | None = None,
+        library: str = "tabicl",
+        schema: Mapping[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
-        """The library's answers for each slice of `rows` (the training rows when not given)."""
+        """The library's answers for each slice of `rows` (the training rows when not given).
+
+        `schema` is a fit's `options.schema`.
+        """
         kind = "classifier" if task == "classification" else "regressor"
         job = {
             "table": base64.b64encode(as_arrow(table)).decode(),
@@ -66,6 +71,8 @@ class Oracle:
             "slices": [[s.start or 0, s.stop] for s in slices],
             "quantiles": list(quantiles),
             "checkpoint": str(checkpoint or CHECKPOINTS / f"tabicl-mini-{kind}.ckpt"),
+            "library": library,
+            "schema": schema,
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -88,10 +95,27 @@ def serve() -> None:
         sys.stdout.buffer.flush()
 
 
-def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Fit and answer one job."""
+def tabicl(task: str, checkpoint: Path) -> Any:
+    """TabICL's estimator, as a user makes it."""
     from tabicl import TabICLClassifier, TabICLRegressor
 
+    cls = TabICLClassifier if task == "classification" else TabICLRegressor
+    return cls(
+        n_estimators=8,
+        kv_cache="kv",
+        device="cpu",
+        random_state=42,
+        model_path=checkpoint,
+        allow_auto_download=False,
+    )
+
+
+LIBRARIES = {"tabicl": tabicl}
+
+
+def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Fit and answer one job."""
+    from common.tables.overrides import Overrides
     from common.tables.schema import TableSchema
     from common.tables.target import Target, take_target
 
@@ -99,16 +123,8 @@ def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
     rows = pa.ipc.open_stream(base64.b64decode(job["rows"])).read_all()
     column = take_target(table, job["target"])
     target = Target.infer(column, job["target"], job["task"])
-    schema = TableSchema.infer(table, job["target"])
-    cls = TabICLClassifier if job["task"] == "classification" else TabICLRegressor
-    library = cls(
-        n_estimators=8,
-        kv_cache="kv",
-        device="cpu",
-        random_state=42,
-        model_path=Path(job["checkpoint"]),
-        allow_auto_download=False,
-    )
+    schema = TableSchema.infer(table, job["target"], overrides=Overrides.decode(job["schema"]))
+    library = LIBRARIES[job["library"]](job["task"], Path(job["checkpoint"]))
     library.fit(schema.features(table).to_frame(), target.encode_labels(column))
     asked = schema.features(rows)
     answers = []
@@ -117,11 +133,10 @@ def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
         if job["task"] == "classification":
             answers.append({"probabilities": library.predict_proba(frame).astype(float).tolist()})
             continue
-        told = {"mean": library.predict(frame).astype(float).tolist()}
-        if job["quantiles"]:
-            both = library.predict(frame, output_type=["mean", "quantiles"], alphas=job["quantiles"])
-            told["quantiles"] = both["quantiles"].astype(float).tolist()
-        answers.append(told)
+        told = library.predict(
+            frame, output_type=["mean", "median", "quantiles"], alphas=job["quantiles"] or [0.5]
+        )
+        answers.append({name: values.astype(float).tolist() for name, values in told.items()})
     return answers
 
 

@@ -51,6 +51,12 @@ FITS: dict[str, tuple[dict[str, Any], int, str, str | None, str]] = {
     "mixed column": (inline(rows=[[1, "p"], ["x", "q"]]), 422, "invalid_table", "a", ""),
     "unknown model": (inline(model="gpt"), 404, "model_not_found", None, "tabicl-mini"),
     "model without weights": (inline(model="tabicl-v2"), 503, "model_not_ready", None, "tabicl-classifier"),
+    "unknown declaration": (inline(options={"schema": {"drop": ["a"]}}), 422, "invalid_request", "options.schema.drop", "ignore"),
+    "declaration of no column": (inline(options={"schema": {"ignore": ["b"]}}), 422, "invalid_request", "options.schema.ignore", "'a'"),
+    "declaration that does not fit": (
+        inline(options={"schema": {"datetime": ["a"]}}), 422, "invalid_table", "a", "declared datetime",
+    ),
+    "nothing is left": (inline(options={"schema": {"ignore": ["a"]}}), 422, "invalid_table", None, "no feature"),
     "unknown option": (inline(options={"depth": 3}), 422, "invalid_request", "options.depth", ""),
     "option out of range": (inline(options={"n_estimators": 99}), 422, "invalid_request", "options.n_estimators", "32"),
     "options no object": (inline(options=[1]), 422, "invalid_request", "options", ""),
@@ -168,12 +174,21 @@ def test_queries_out_of_range_are_refused_by_name(fitted: Service) -> None:
         ("bad-input", {"deadline_ms": "soon"}, "deadline_ms"),
         ("bad-input", {"deadline_ms": "-5"}, "deadline_ms"),
         ("bad-input-reg", {"output": "proba"}, "output"),
+        ("bad-input-reg", {"output": "mode"}, "output"),
+        ("bad-input-reg", {"output": "variance"}, "output"),
+        ("bad-input", {"output": "variance"}, "output"),
+        ("bad-input-reg", {"threshold": "0.5"}, "threshold"),
+        ("bad-input", {"threshold": "1.5"}, "threshold"),
+        ("bad-input", {"threshold": "0.1,0.2"}, "threshold"),
+        ("bad-input", {"threshold": "nan"}, "threshold"),
         ("bad-input-reg", {"quantiles": "nan"}, "quantiles"),
         ("bad-input-reg", {"quantiles": "0"}, "quantiles"),
         ("bad-input-reg", {"quantiles": "0.5,1.5"}, "quantiles"),
         ("bad-input-reg", {"quantiles": "half"}, "quantiles"),
     ]:
         check_problem(fitted.ask(dataset, rows, **query), 422, "invalid_request", field)
+    told = fitted.ask("bad-input-reg", rows, output="variance")
+    check_problem(told, 422, "invalid_request", "output", "as if it were a value")
     check_problem(fitted.http.get("/v1/jobs?state=odd"), 422, "invalid_request", "state")
     check_problem(fitted.http.get("/v1/jobs?limit=0"), 422, "invalid_request", "limit")
 
@@ -191,7 +206,9 @@ def test_a_failed_refit_of_a_large_file_has_the_same_code_and_leaves_the_old_ver
     stack = private_stack(environ=limits)
     with Service(stack.url) as service:
         table = numeric(rows=300)
-        assert service.fit(table, "raw")["rows"] == 300
+        kept = service.fit(table, "raw", options='{"schema": {"ignore": ["c5"], "categorical": ["c4"]}}')
+        assert (kept["rows"], kept["columns"]) == (300, 5)
+        assert {c["name"]: c["kind"] for c in kept["schema"]["columns"]}["c4"] == "text"
         rows = table.drop_columns(["y"]).slice(0, 5)
         before = service.predict("raw", rows)
         too_long = numeric(rows=600, columns=4)
@@ -199,9 +216,11 @@ def test_a_failed_refit_of_a_large_file_has_the_same_code_and_leaves_the_old_ver
             ((CASES / "08_eleven_classes.csv").read_bytes(), "t.csv", "invalid_target"),
             (as_csv(table) + b"1,2\n", "t.csv", "invalid_table"),
             (as_parquet(table)[:-100], "t.parquet", "malformed_body"),
+            (as_csv(table), "t.csv", "invalid_request"),
             (as_parquet(too_long), "t.parquet", "too_large"),
         ]:
-            response = service.submit(content, "raw", name=name)
+            options = '{"schema": {"ignore": ["nope"]}}' if code == "invalid_request" else "{}"
+            response = service.submit(content, "raw", name=name, options=options)
             assert response.status_code == 202, (code, response.text)
             job = service.end_of(response.json()["id"])
             assert (job["state"], job["error"]["code"]) == ("failed", code), job

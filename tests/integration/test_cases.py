@@ -70,7 +70,9 @@ def test_large_ids_and_close_instants_still_tell_rows_apart(
     assert right(answer["predictions"], table.column(target).to_pylist()) >= 0.95
     seen = columns_of(service, job)[column]
     assert seen["origin"] == str(int(seen["origin"]))  # as text, or a JSON reader would round it
-    assert {type(label) for label in answer["classes"]} == {type(table.column(target)[0].as_py())}
+    assert {type(label) for label in answer["classes"] + answer["predictions"]} == {
+        type(table.column(target)[0].as_py())
+    }
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_05_a_ragged_row_is_named_by_its_line(service: Service) -> None:
 def test_06_duplicate_and_unnamed_columns_are_refused_by_name(service: Service) -> None:
     response = submit(service, "06_duplicate_unnamed_empty_columns.csv", "y")
     check_problem(response, 422, "invalid_table")
-    assert "a" in [fault["field"] for fault in response.json()["errors"]], response.text
+    assert {fault["field"] for fault in response.json()["errors"]} == {"a", "column 3"}, response.text
 
 
 def test_07_signal_in_booleans_and_dates_is_used(service: Service) -> None:
@@ -138,7 +140,13 @@ def test_07_signal_in_booleans_and_dates_is_used(service: Service) -> None:
 def test_08_eleven_classes_are_refused_with_the_limit_and_the_models(service: Service) -> None:
     response = submit(service, "08_eleven_classes.csv", "y")
     check_problem(response, 422, "invalid_target", "y", says="10")
-    assert "11" in response.text
+    told = response.json()
+    assert (told["limit"], told["size"]) == (10, 11)
+    able = [
+        m["name"] for m in service.http.get("/v1/models").json()["models"] if m["limits"]["max_classes"] >= 11
+    ]
+    assert told["models"] == sorted(able)
+    assert all(name in told["detail"] for name in able) if able else "no served model" in told["detail"]
 
 
 def test_09_a_continuous_target_is_a_regression_and_says_so(service: Service) -> None:
@@ -242,10 +250,23 @@ def test_15_every_parquet_type_is_used_and_shown(service: Service) -> None:
         "small": "numeric",
         "f16": "numeric",
     }
-    assert all(column["type"] for column in columns.values())
+    assert {n: c["type"] for n, c in columns.items()} == {
+        "price": "decimal128(12, 2)",
+        "big": "uint64",
+        "tag": "string",
+        "text": "large_string",
+        "maybe": "bool",
+        "day": "date32[day]",
+        "small": "int8",
+        "f16": "halffloat",
+    }
+    assert {c["name"]: c for c in job["schema"]["columns"]} == columns
     rows = table.drop_columns(["y"])
-    assert len(service.predict(job["dataset"], rows)["predictions"]) == 60
-    for column in rows.column_names:
+    answer = service.predict(job["dataset"], rows)["probabilities"]
+    assert len(answer) == 60
+    for i, column in enumerate(rows.column_names):
+        turned = rows.set_column(i, rows.schema.field(i), rows.column(i).take(list(range(59, -1, -1))))
+        assert service.predict(job["dataset"], turned)["probabilities"] != answer, column
         check_problem(service.ask(job["dataset"], rows.drop_columns([column])), 422, "invalid_rows", column)
 
 

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.integration.oracle import Oracle
-from tests.support import ARROW, Service, as_arrow, as_csv, as_json, as_parquet, mixed, numeric
+from tests.support import (
+    ARROW,
+    Service,
+    as_arrow,
+    as_csv,
+    as_json,
+    as_parquet,
+    check_problem,
+    mixed,
+    numeric,
+)
 
 pytestmark = pytest.mark.integration
 
 SIZES = (1, 2, 3, 4, 5, 20, 64)
 
 
-def with_labels(labels: list[object]) -> pa.Table:
+def with_labels(labels: list[Any]) -> pa.Table:
     table = numeric(rows=90, seed=3, classes=2)
     codes = [0 if label == "k0" else 1 for label in table.column("y").to_pylist()]
-    return table.set_column(table.column_names.index("y"), "y", pa.array([labels[code] for code in codes]))
+    column = pa.array([labels[code] for code in codes], pa.uint64() if 2**64 - 1 in labels else None)
+    if labels == LABELS["dictionary"]:
+        column = column.dictionary_encode()
+    return table.set_column(table.column_names.index("y"), "y", column)
 
 
+LABELS: dict[str, list[Any]] = {
+    "int": [-3, 2**62],
+    "unsigned": [0, 2**64 - 1],
+    "float": [0.0, 1.0],
+    "bool": [False, True],
+    "text": ["007", "7"],
+    "dictionary": ["no", "yes"],
+    "date": [dt.date(2023, 1, 1), dt.date(2024, 3, 1)],
+}
 TABLES = {
     "numeric": numeric(),
     "three_classes": numeric(seed=5, classes=3),
@@ -47,7 +72,7 @@ def test_probabilities_equal_the_library_bit_for_bit(service: Service, oracle: O
 
 
 @pytest.mark.parametrize("kind", ["numeric", "mixed"])
-def test_means_and_quantiles_equal_the_library_bit_for_bit(
+def test_means_medians_and_quantiles_equal_the_library_bit_for_bit(
     service: Service, oracle: Oracle, kind: str
 ) -> None:
     table = mixed().drop_columns(["y"])
@@ -64,6 +89,9 @@ def test_means_and_quantiles_equal_the_library_bit_for_bit(
         answer = service.predict(f"parity-reg-{kind}", rows.slice(0, size), quantiles="0.05,0.5,0.95")
         assert np.array_equal(answer["quantiles"], wanted["quantiles"]), f"{size} rows"
         assert answer["levels"] == list(levels)
+        asked = service.predict(f"parity-reg-{kind}", rows.slice(0, size), output="median")
+        assert np.array_equal(asked["median"], wanted["median"]), f"{size} rows"
+        assert (asked["predictions"], asked["mean"]) == (asked["median"], mean["mean"])
 
 
 def test_a_request_larger_than_one_forward_equals_the_library_within_the_last_bits(
@@ -116,6 +144,59 @@ def test_an_arrow_answer_holds_what_the_json_answer_does(service: Service) -> No
     assert answer.column("prediction").to_pylist() == shown["predictions"]
     columns = [answer.column(f"probability:{label}").to_numpy() for label in shown["classes"]]
     assert np.array_equal(np.stack(columns, axis=1), shown["probabilities"])
+
+
+def test_a_regression_s_arrow_answer_holds_the_point_that_was_asked_for(service: Service) -> None:
+    table = mixed().drop_columns(["y"])
+    service.fit(table, "arrow-regression", "z")
+    rows = table.drop_columns(["z"]).slice(0, 6)
+    path = "/v1/datasets/arrow-regression/predict"
+    for query in ({"output": "median"}, {"quantiles": "0.1,0.9"}):
+        shown = service.predict("arrow-regression", rows, **query)
+        response = service.http.post(
+            path, content=as_arrow(rows), headers={"content-type": ARROW, "accept": ARROW}, params=query
+        )
+        answer = pa.ipc.open_stream(response.content).read_all()
+        assert answer.column("prediction").to_pylist() == shown["predictions"]
+        points = [name for name in ("mean", "median") if name in shown]
+        assert {name: answer.column(name).to_pylist() for name in points} == {n: shown[n] for n in points}
+        levels = shown.get("levels", [])
+        assert answer.column_names == ["prediction", *points, *(f"quantile:{level!r}" for level in levels)]
+        for i, level in enumerate(levels):
+            assert answer.column(f"quantile:{level!r}").to_pylist() == [row[i] for row in shown["quantiles"]]
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_come_back_with_their_type_in_json_and_arrow(service: Service, kind: str) -> None:
+    labels = LABELS[kind]
+    table = with_labels(labels)
+    service.fit(table, f"labels-{kind}", task="classification")
+    rows = table.drop_columns(["y"]).slice(0, 30)
+    path = f"/v1/datasets/labels-{kind}/predict"
+    headers = {"content-type": ARROW, "accept": ARROW}
+    answer = pa.ipc.open_stream(service.http.post(path, content=as_arrow(rows), headers=headers).content)
+    arrow = answer.read_all().column("prediction")
+    shown = service.predict(f"labels-{kind}", rows)
+    as_json = [label.isoformat() if isinstance(label, dt.date) else label for label in labels]
+    assert shown["classes"] == as_json
+    assert set(shown["predictions"]) == set(as_json)
+    assert {type(label) for label in shown["predictions"]} == {type(label) for label in as_json}
+    assert set(arrow.to_pylist()) == set(labels)
+    assert {type(label) for label in arrow.to_pylist()} == {type(labels[0])}
+
+
+def test_a_threshold_moves_the_label_of_two_classes(service: Service) -> None:
+    table = numeric(seed=21)
+    service.fit(table, "threshold")
+    rows = table.drop_columns(["y"])
+    shown = service.predict("threshold", rows)
+    for threshold in (0.0, 0.2, 0.9, 1.0):
+        told = service.predict("threshold", rows, threshold=threshold)
+        expected = [shown["classes"][int(p[1] >= threshold)] for p in shown["probabilities"]]
+        assert (told["predictions"], told["threshold"]) == (expected, threshold)
+    service.fit(numeric(seed=22, classes=3), "threshold-3")
+    refused = service.ask("threshold-3", rows, threshold=0.5)
+    check_problem(refused, 422, "invalid_request", "threshold", "3")
 
 
 def test_columns_match_by_name_extras_are_ignored_and_unseen_categories_are_gaps(service: Service) -> None:

@@ -30,6 +30,8 @@ from common.tables.target import Target
 _ROW_STAGE_BEGINS = 3.0
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _DEFAULTS = PredictOptions()
+#: Point estimates of a regression. The library's `variance` is not right: it is scaled back like a value.
+POINTS = ("mean", "median")
 
 
 class TabICLFitted:
@@ -49,14 +51,15 @@ class TabICLFitted:
                 if self.target.task == "classification":
                     answer = self.estimator.predict_proba(frame)
                     return Prediction(probabilities=spread(answer, self.estimator.classes_, self.target))
-                if not options.quantiles:
-                    return Prediction(mean=self.estimator.predict(frame).astype(np.float64))
+                wanted = list(dict.fromkeys(["mean", options.point]))
+                if options.quantiles:
+                    wanted.append("quantiles")
                 answers = self.estimator.predict(
-                    frame, output_type=["mean", "quantiles"], alphas=list(options.quantiles)
+                    frame, output_type=wanted, alphas=list(options.quantiles) or None
                 )
-                return Prediction(
-                    mean=answers["mean"].astype(np.float64), quantiles=answers["quantiles"].astype(np.float64)
-                )
+                if len(wanted) == 1:
+                    answers = {wanted[0]: answers}
+                return Prediction(**{name: answers[name].astype(np.float64) for name in wanted})
         finally:
             self.backbone.module.clear_cache()
 
@@ -136,20 +139,25 @@ def _check(table: TrainingTable, backbone: TabICLBackbone) -> None:
     if target.task == "regression":
         values = np.asarray(y, dtype=np.float64)
         if not np.isfinite(values).all():
-            raise InvalidTarget(
-                f"Target {target.name!r} has missing or infinite values; leave such rows out."
-            )
+            raise _refused(target, "has missing or infinite values; leave such rows out")
         if np.abs(values).max() > _FLOAT32_MAX:
-            raise InvalidTarget(f"Target {target.name!r} has values beyond {_FLOAT32_MAX:.2g}; rescale it.")
+            raise _refused(target, f"has values beyond {_FLOAT32_MAX:.2g}; rescale it")
         return
     present = len(np.unique(y))
     if present > backbone.max_classes:
-        raise InvalidTarget(
-            f"Target {target.name!r} has {present} classes; {backbone.max_classes} is the most that "
-            f"{backbone.weights.model} takes. Merge rare classes.",
+        raise _refused(
+            target,
+            f"has {present} classes; {backbone.max_classes} is the most that {backbone.weights.model} takes; merge "
+            "rare classes",
             limit=backbone.max_classes,
             size=present,
         )
+
+
+def _refused(target: Target, message: str, **facts: Any) -> InvalidTarget:
+    return InvalidTarget(
+        f"Target {target.name!r} {message}.", errors=[FieldError(target.name, message)], **facts
+    )
 
 
 def _too_large(table: TrainingTable) -> TooLarge:

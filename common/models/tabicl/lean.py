@@ -25,7 +25,7 @@ from tabicl._model.kv_cache import KVCache, KVCacheEntry
 from common.errors import FieldError, InvalidRequest, InvalidRows
 from common.models.protocol import Prediction, PredictOptions
 from common.models.tabicl.backbone import TabICLBackbone
-from common.models.tabicl.fit import spread
+from common.models.tabicl.fit import POINTS, spread
 from common.tables.features import Features
 from common.tables.target import Target
 
@@ -190,8 +190,8 @@ class LeanPredictor:
     def predict(self, features: Features, options: PredictOptions) -> Prediction:
         """Answers for the rows, none included.
 
-        Raises InvalidRows (features of another schema), InvalidRequest (quantiles of a classifier, or levels
-        outside 0 to 1).
+        Raises InvalidRows (features of another schema), InvalidRequest (quantiles of a classifier, levels outside
+        0 to 1, a point that TabICL has not).
         """
         self._check(options)
         if not features.rows:
@@ -210,6 +210,11 @@ class LeanPredictor:
             return self._statistics(outputs, options)
 
     def _check(self, options: PredictOptions) -> None:
+        if options.point not in POINTS:
+            fault = FieldError(
+                "output", f"a TabICL regression has {' and '.join(POINTS)}, no {options.point}"
+            )
+            raise InvalidRequest(f"{fault.message}.", errors=[fault])
         if not options.quantiles:
             return
         if self._class_shuffles is not None:
@@ -225,7 +230,11 @@ class LeanPredictor:
         if self._class_shuffles is not None:
             return Prediction(probabilities=np.zeros((0, len(self._target.classes))))
         levels = len(options.quantiles)
-        return Prediction(mean=np.zeros(0), quantiles=np.zeros((0, levels)) if levels else None)
+        return Prediction(
+            mean=np.zeros(0),
+            quantiles=np.zeros((0, levels)) if levels else None,
+            median=np.zeros(0) if options.point == "median" else None,
+        )
 
     def _forward(self, inputs: torch.Tensor, span: Span) -> torch.Tensor:
         """(E, n, H) -> (E, n, classes or quantiles); caches go by argument, the module keeps nothing."""
@@ -263,11 +272,16 @@ class LeanPredictor:
 
     def _statistics(self, outputs: torch.Tensor, options: PredictOptions) -> Prediction:
         distribution = self._backbone.module.quantile_dist(outputs)
-        mean = distribution.quantiles.mean(dim=-1)
-        if not options.quantiles:
-            return Prediction(mean=self._unscaled(mean))
-        levels = torch.tensor(options.quantiles, device=outputs.device, dtype=outputs.dtype)
-        return Prediction(mean=self._unscaled(mean), quantiles=self._unscaled(distribution.icdf(levels)))
+
+        def quantiles(levels: float | tuple[float, ...]) -> Floats:
+            wanted = torch.tensor(levels, device=outputs.device, dtype=outputs.dtype)
+            return self._unscaled(distribution.icdf(wanted))
+
+        return Prediction(
+            mean=self._unscaled(distribution.quantiles.mean(dim=-1)),
+            quantiles=quantiles(options.quantiles) if options.quantiles else None,
+            median=quantiles(0.5) if options.point == "median" else None,
+        )
 
     def _unscaled(self, values: torch.Tensor) -> Floats:
         """Mean over the members (axis 0) in the target's unit; in float32 like the library's scaler."""

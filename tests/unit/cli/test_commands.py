@@ -89,6 +89,15 @@ def test_fit_sends_its_options_and_does_not_wait_when_told(serve, capsys, table)
     assert len(svc.requests) == 1
 
 
+def test_fit_says_what_columns_are(serve, table):
+    svc = serve(answer(202, job()))
+    command = ["fit", str(table), "--target", "y", "--dataset", "churn", "--no-wait", "--ignore", "id"]
+    command += ["--categorical", "zip", "--categorical", "shop", "--missing=-999", "--option", "n=8"]
+    assert run(command) == 0
+    said = b'{"categorical": ["zip", "shop"], "ignore": ["id"], "missing": ["-999"]}'
+    assert b'{"n": 8, "schema": ' + said + b"}" in svc.bodies[0]
+
+
 def test_failed_fit_is_one_line_and_exit_1(serve, capsys, table):
     error = {"code": "invalid_target", "detail": "The target has\none class.", "errors": [], "facts": {}}
     serve(answer(202, job()), answer(200, job("failed", error=error)))

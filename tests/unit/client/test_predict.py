@@ -92,6 +92,18 @@ def test_regression_answers_have_mean_and_quantiles_in_both_forms():
         assert svc.requests[0].url.params["quantiles"] == "0.05,0.95"
 
 
+def test_points_and_thresholds_are_asked_for_and_read_in_both_forms():
+    facts = {"dataset": "d", "task": "regression"}
+    binary = arrow_answer({"prediction": [2.0], "mean": [1.0], "median": [2.0]}, facts)
+    plain = answer(200, facts | {"predictions": [2.0], "mean": [1.0], "median": [2.0]})
+    for reply in (binary, plain):
+        svc = service(reply)
+        told = svc.client().predict("d", FRAME[["x"]].head(1), output="median", threshold=0.25)
+        assert (told.predictions, told.mean, told.median, told.mode) == ([2.0], [1.0], [2.0], None)
+        assert told.columns() == {"prediction": [2.0], "mean": [1.0], "median": [2.0]}
+        assert dict(svc.requests[0].url.params) == {"output": "median", "threshold": "0.25"}
+
+
 def test_frame_goes_as_json_where_pyarrow_is_missing(monkeypatch):
     without_pyarrow(monkeypatch)
     svc = service(answer(200, FACTS | {"predictions": [True, False, True]}))

@@ -66,10 +66,24 @@ def test_options_are_filled_in_and_checked(registry: Registry) -> None:
         ({"n_estimators": 2.5}, "options.n_estimators"),
         ({"seed": -1}, "options.seed"),
         ({"depth": 1}, "options.depth"),
+        ({"schema": ["id"]}, "options.schema"),
+        ({"schema": {"drop": ["id"]}}, "options.schema.drop"),
+        ({"schema": {"ignore": "id"}}, "options.schema.ignore"),
+        ({"schema": {"ignore": ["id"], "numeric": ["id"]}}, "options.schema.ignore"),
+        ({"schema": {"missing": ["x" * 65]}}, "options.schema.missing"),
     ]:
         with pytest.raises(InvalidRequest) as refused:
             validate_options(spec, given)
         assert refused.value.errors[0].field == field
+
+
+def test_equal_overrides_are_equal_options_whatever_their_order(registry: Registry) -> None:
+    spec = registry.spec("tabicl-mini")
+    assert "schema" not in validate_options(spec, {"schema": {"ignore": []}})
+    one = validate_options(spec, {"schema": {"missing": ["x", "-"], "ignore": ["b", " a "]}})
+    other = validate_options(spec, {"schema": {"ignore": ["a", "b", "a"], "missing": ["-", "x", ""]}})
+    assert one == other
+    assert one["schema"] == {"ignore": ["a", "b"], "missing": ["-", "x"]}
 
 
 def test_tables_over_a_model_s_limits_are_refused_with_the_numbers(registry: Registry) -> None:

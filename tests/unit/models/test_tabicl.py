@@ -99,10 +99,13 @@ def test_a_context_answers_as_the_library_bit_for_bit(kind: str, tmp_path: Path)
             answer = fitted.predictor.predict(rows, PredictOptions()).probabilities
             assert np.array_equal(answer, quiet(oracle.predict_proba, frame)), f"{size} rows"
             continue
-        prediction = fitted.predictor.predict(rows, PredictOptions(LEVELS))
-        both = quiet(oracle.predict, frame, output_type=["mean", "quantiles"], alphas=list(LEVELS))
-        assert np.array_equal(prediction.mean, both["mean"]), f"{size} rows"
-        assert np.array_equal(prediction.quantiles, both["quantiles"]), f"{size} rows"
+        prediction = fitted.predictor.predict(rows, PredictOptions(LEVELS, "median"))
+        told = quiet(oracle.predict, frame, output_type=["mean", "median", "quantiles"], alphas=list(LEVELS))
+        for name, expected in told.items():
+            assert np.array_equal(getattr(prediction, name), expected), f"{name} of {size} rows"
+    if task == "regression":
+        with pytest.raises(InvalidRequest, match="no mode"):
+            fitted.predictor.predict(training.features, PredictOptions(point="mode"))
 
 
 @pytest.mark.parametrize("n_estimators", [1, 3, 16])

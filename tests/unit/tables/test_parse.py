@@ -17,6 +17,7 @@ import pytest
 from common.errors import InvalidTable, MalformedBody, TabrelayError, TooLarge, UnsupportedMediaType
 from common.tables.json_reader import table_from_json
 from common.tables.parse import detect_format, read_table
+from common.tables.schema import TableSchema
 from common.tables.shape import TableLimits
 
 LIMITS = TableLimits(max_rows=1_000_000, max_columns=2_000, max_cells=50_000_000)
@@ -48,10 +49,13 @@ def test_common_delimiters_are_found(csv: Any, delimiter: str) -> None:
 @pytest.mark.parametrize("encode", [
     lambda text: b"\xef\xbb\xbf" + text.encode(),
     lambda text: text.encode("utf-16"),
+    lambda text: text.encode("utf-16-le"),
+    lambda text: text.encode("utf-16-be"),
+    lambda text: pa.compress(text.encode(), codec="zstd", asbytes=True),
     lambda text: text.replace("\n", "\r\n").encode(),
     lambda text: gzip.compress(text.encode()),
 ])  # fmt: skip
-def test_bom_utf16_crlf_and_gzip_read_alike(csv: Any, encode: Any) -> None:
+def test_bom_utf16_crlf_gzip_and_zstd_read_alike(csv: Any, encode: Any) -> None:
     table = csv(encode('id,note\n1,"two\nlines"\n2,é\n'))
     assert table.column_names == ["id", "note"]
     assert table.column("note").to_pylist()[1] == "é"
@@ -63,6 +67,18 @@ def test_latin1_is_refused_with_the_option_named_and_read_when_told(csv: Any) ->
     with pytest.raises(InvalidTable, match="latin-1"):
         csv(data)
     assert csv(data, encoding="latin-1").column("b").to_pylist() == ["café"]
+
+
+def test_spellings_of_missing_are_gaps_of_a_number_column() -> None:
+    path = CASES / "04_semicolon_bom_crlf_quoted_newlines.csv"
+    table = read_table(path, "csv", LIMITS)
+    assert (table.num_rows, table.num_columns) == (120, 6)
+    raw = read_table(path, "csv", LIMITS, text_only=True, missing=()).column("age").to_pylist()
+    spelled = {
+        cell for cell, number in zip(raw, table.column("age").to_pylist(), strict=True) if number is None
+    }
+    assert pa.types.is_integer(table.schema.field("age").type)
+    assert spelled == {None, "NA", "N/A", "null"}
 
 
 def test_types_are_decided_over_the_whole_file(csv: Any) -> None:
@@ -80,6 +96,18 @@ def test_leading_zeros_stay_text_and_spellings_of_missing_are_gaps(csv: Any) -> 
     assert pa.types.is_date(table.schema.field("day").type) or pa.types.is_timestamp(
         table.schema.field("day").type
     )
+
+
+def test_spellings_of_missing_are_those_that_were_given(csv: Any) -> None:
+    table = csv("grade,n\nNA,-999\nNone,1\n,2\n", missing=["-999"])
+    assert table.column("grade").to_pylist() == ["NA", "None", None]
+    assert table.column("n").to_pylist() == [None, 1, 2]
+
+
+def test_a_zstd_bomb_is_refused_before_it_is_unpacked(csv: Any) -> None:
+    small = TableLimits(max_rows=10**9, max_columns=3, max_cells=100)
+    with pytest.raises(TooLarge):
+        csv(pa.compress(b"a,y\n" + b"1,2\n" * 5_000_000, codec="zstd", asbytes=True), small)
 
 
 def test_a_ragged_row_is_named_by_its_line_also_after_quoted_newlines(csv: Any) -> None:
@@ -131,14 +159,33 @@ def test_every_plain_parquet_type_is_read(tmp_path: Path) -> None:
         "dict": pa.array(["x", "y"]).dictionary_encode(), "large": pa.array(["x", None], pa.large_string()),
         "half": pa.array(np.array([1.5, 2], np.float16)), "i8": pa.array([1, 2], pa.int8()),
         "bool": pa.array([True, None]), "stamp": pa.array([1, 2], pa.timestamp("us", tz="Europe/Paris")),
+        "bytes": pa.array([b"x", None]), "fixed": pa.array([b"xy", None], pa.binary(2)), "view": pa.array(["x", None], pa.string_view()),
+        "clock": pa.array([1, None], pa.time32("s")), "fine clock": pa.array([1, None], pa.time64("ns")),
+        "span": pa.array([1, None], pa.duration("ms")), "wide": pa.array([Decimal("1.25"), None], pa.decimal256(40, 2)),
+        "numbers": pa.array([7, None]).dictionary_encode(), "nothing": pa.nulls(2),
+        **{f"int{bits}": pa.array([1, None], getattr(pa, f"int{bits}")()) for bits in (8, 16, 32, 64)},
+        **{f"uint{bits}": pa.array([1, None], getattr(pa, f"uint{bits}")()) for bits in (8, 16, 32, 64)},
+        **{f"stamp {unit}": pa.array([0, None], pa.timestamp(unit)) for unit in ("ms", "us", "ns")},
+        "day": pa.array([0, None], pa.date32()), "single": pa.array([0.5, None], pa.float32()),
     })  # fmt: skip
     read = read_table(parquet(tmp_path, table), "parquet", LIMITS)
     assert read.column_names == table.column_names
     assert read.column("dict").to_pylist() == ["x", "y"]
+    assert read.column("bytes").to_pylist() == ["x", None]
+    assert read.column("fixed").to_pylist() == ["xy", None]
+    features = TableSchema.infer(read, "int8").features(read)
+    assert all(
+        np.isfinite(column[0])
+        for column in features.values
+        if isinstance(column, np.ndarray) and len(np.unique(column)) > 1
+    )
+    assert set(table.column_names) - {"int8"} == {
+        column.name for column in TableSchema.infer(read, "int8").columns
+    }
 
 
-@pytest.mark.parametrize("value", [[[1]], [{"x": 1}], [b"x"]])
-def test_nested_and_binary_columns_are_refused_by_name(tmp_path: Path, value: Any) -> None:
+@pytest.mark.parametrize("value", [[[1]], [{"x": 1}], [b"\xff"]])
+def test_nested_columns_and_bytes_that_are_no_text_are_refused_by_name(tmp_path: Path, value: Any) -> None:
     with pytest.raises(InvalidTable, match="odd"):
         read_table(parquet(tmp_path, pa.table({"odd": value, "y": [1]})), "parquet", LIMITS)
 
@@ -147,6 +194,8 @@ def test_damaged_files_are_malformed(tmp_path: Path) -> None:
     for format, data in [
         ("parquet", b"PAR1xxxxPAR1"),
         ("arrow", b"ARROW1"),
+        ("csv", gzip.compress(b"a,y\n1,2\n")[:-4]),
+        ("csv", pa.compress(b"a,y\n1,2\n", codec="zstd", asbytes=True)[:-4]),
         ("json", b"{"),
         ("json", b'{"rows":[[NaN]]}'),
     ]:
@@ -211,6 +260,7 @@ def test_formats_are_told_by_content_type_then_suffix() -> None:
     assert detect_format("t.bin", "text/csv; charset=utf-8") == "csv"
     assert detect_format("t.parquet", "application/octet-stream") == "parquet"
     assert detect_format("t.csv.gz", None) == "csv"
+    assert detect_format("t.json.zst", "application/zstd") == "json"
     assert detect_format(None, "application/vnd.apache.arrow.stream") == "arrow"
     for name, kind in [("t.xlsx", None), (None, "image/png"), (None, None)]:
         with pytest.raises(UnsupportedMediaType, match="text/csv"):

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import InternalError, InvalidRequest, InvalidRows, InvalidTable, InvalidTarget
+from common.errors import (
+    InternalError,
+    InvalidRequest,
+    InvalidRows,
+    InvalidTable,
+    InvalidTarget,
+    TabrelayError,
+)
 from common.tables.canonical import read_canonical, write_canonical
+from common.tables.overrides import Overrides
 from common.tables.schema import Features, TableSchema
 from common.tables.target import Target, take_target
 from tests.support import mixed
@@ -148,6 +158,107 @@ def test_a_schema_survives_json_and_column_order(columns: list[str], random: Any
     assert again.features(table.select(order)).names == schema.features(table).names
 
 
+DECLARED = pa.table(
+    {
+        "zip": [3.0, 4.0, None],
+        "amount": ["1", "-999", "07"],
+        "count": [1, -999, 3],
+        "single": pa.array([1.5, -999.0, 2], pa.float32()),
+        "half": pa.array(np.array([1, -999, 2], np.float16)),
+        "price": pa.array([Decimal("1.25"), Decimal("-999"), None], pa.decimal128(9, 2)),
+        "when": ["2024-01-01", "2024-01-02T10:00:00Z", None],
+        "at": pa.array([36_000, 1, None], pa.time32("s")),
+        "for": pa.array([1, 2000, None], pa.duration("ms")),
+        "id": [1, 2, 3],
+        "y": [0, 1, 0],
+    }
+)
+OVERRIDES = {
+    "categorical": ["zip"],
+    "numeric": ["amount"],
+    "datetime": ["when"],
+    "ignore": ["id"],
+    "missing": ["-999"],
+}
+
+
+def test_what_a_fit_declares_is_kept_in_the_schema_and_applied_to_rows() -> None:
+    schema = TableSchema.infer(DECLARED, "y", overrides=Overrides.decode(OVERRIDES))
+    schema = TableSchema.decode(orjson.loads(orjson.dumps(schema.encode())))
+    assert {c.name: c.kind for c in schema.columns if c.declared} == {
+        "zip": "text",
+        "amount": "numeric",
+        "when": "datetime",
+    }
+    expected = {
+        "zip": "['3', '4', None]",
+        "amount": "[1.0, nan, 7.0]",
+        "count": "[1.0, nan, 3.0]",
+        "single": "[1.5, nan, 2.0]",
+        "half": "[1.0, nan, 2.0]",
+        "price": "[1.25, nan, nan]",
+        "when": f"[0.0, {34 * 3600.0}, nan]",
+        "at": "[36000.0, 1.0, nan]",
+        "for": "[0.001, 2.0, nan]",
+    }
+
+    def seen(rows: pa.Table) -> dict[str, str]:
+        features = schema.features(rows)
+        values = dict(zip(features.names, features.values, strict=True))
+        return {
+            name: str(
+                values[name].to_pylist() if isinstance(values[name], pa.Array) else values[name].tolist()
+            )
+            for name in expected
+        }
+
+    assert seen(DECLARED) == expected
+    assert "id" not in schema.features(DECLARED.drop_columns(["id", "y"])).names
+    text = {
+        "zip": ["3", "4.0", None],
+        "amount": [1, -999, 7],
+        "count": ["1", "-999", "3"],
+        "single": ["1.5", " -999", "2"],
+        "half": ["1", "-999", "2"],
+        "price": ["1.25", "-999", None],
+        "when": ["2024-01-01", "2024-01-02 10:00", None],
+        "at": ["10:00", "00:00:01.0", None],
+        "for": [0.001, 2, None],
+    }
+    assert seen(pa.table(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "says"),
+    [
+        ({"numeric": ["nope"]}, "options.schema.numeric", "'zip'"),
+        ({"ignore": ["y"]}, "options.schema.ignore", "target"),
+        ({"ignore": DECLARED.column_names[:-1]}, None, "no feature"),
+        ({"numeric": ["when"]}, "when", "row 1"),
+        ({"numeric": ["amount"], "missing": ["1"]}, None, ""),
+        ({"datetime": ["amount"]}, "amount", "row 1"),
+        ({"datetime": ["count"]}, "count", "declared datetime"),
+    ],
+)
+def test_a_declaration_that_does_not_fit_the_table_is_refused_by_name(
+    given: dict[str, Any], field: str | None, says: str
+) -> None:
+    overrides = Overrides.decode(given)
+    if says:
+        with pytest.raises(TabrelayError, match=says) as refused:
+            TableSchema.infer(DECLARED, "y", overrides=overrides)
+        assert refused.value.status == 422
+        assert [fault.field for fault in refused.value.errors][:1] == ([field] if field else [])
+    else:
+        schema = TableSchema.infer(DECLARED, "y", overrides=overrides)
+        assert np.isnan(schema.features(DECLARED).values[1][0])
+
+
+def test_text_tells_how_many_values_it_has() -> None:
+    table = pa.table({"name": [f"n{i}" for i in range(50)], "plan": ["a", None] * 25, "y": [0, 1] * 25})
+    assert [column.distinct for column in TableSchema.infer(table, "y").columns] == [50, 1]
+
+
 def test_features_are_cut_joined_and_framed() -> None:
     features = TableSchema.infer(mixed(), "y").features(mixed())
     parts = Features.concat(
@@ -221,6 +332,33 @@ def test_a_missing_target_lists_the_columns_and_an_unknown_task_is_refused() -> 
         take_target(pa.table({"a": [1], "b": [2]}), "c")
     with pytest.raises(InvalidRequest):
         Target.infer(pa.chunked_array([pa.array([1])]), "y", "ranking")
+
+
+def test_date_labels_are_iso_text_in_json_and_dates_in_arrow() -> None:
+    days = [dt.date(2024, 3, 1), dt.date(2023, 1, 1), dt.date(2024, 3, 1)]
+    column = pa.chunked_array([pa.array(days)])
+    target = Target.decode(orjson.loads(orjson.dumps(Target.infer(column, "y").encode())))
+    assert target.classes == ("2023-01-01", "2024-03-01")
+    labels = target.labels(target.encode_labels(column))
+    assert target.array(labels).equals(pa.array(days, pa.date32()))
+    with pytest.raises(InvalidTarget, match="holds dates"):
+        Target.infer(column, "y", "regression")
+
+
+@pytest.mark.parametrize(
+    ("labels", "type_"),
+    [
+        ([0, 7], pa.int64()),
+        ([0, 2**64 - 1], pa.uint64()),
+        ([0.0, 1.0], pa.float64()),
+        ([False, True], pa.bool_()),
+        (["007", "7"], pa.string()),
+    ],
+)
+def test_labels_have_one_arrow_type_also_when_there_are_none(labels: list[Any], type_: pa.DataType) -> None:
+    target = Target.infer(pa.chunked_array([pa.array(labels, type_)]), "y", "classification")
+    assert target.array(labels).equals(pa.array(labels, type_))
+    assert target.array([]).type == type_
 
 
 def test_canonical_files_are_deterministic_and_checked(tmp_path: Path) -> None:
