@@ -44,7 +44,7 @@ class Fit(Shown):
         default=None, description="classification or regression; told by the target when not given"
     )
     options: dict[str, Any] | None = Field(
-        default=None, examples=[{"n_estimators": 8, "seed": 42, "schema": {"ignore": ["id"]}}]
+        default=None, examples=[{"n_estimators": 8, "precision": "fp16", "schema": {"ignore": ["id"]}}]
     )
     priority: str | None = Field(default=None, description="interactive (when not given) or batch")
     deadline_s: float | None = Field(
@@ -85,6 +85,13 @@ class Job(Shown):
     timings_ms: dict[str, float] = {}
     context: str | None = None
     context_bytes: int | None = None
+    precision: str | None = Field(default=None, description="native, fp16 or int8, once it is published")
+    cache: str | None = Field(default=None, description="kv or repr, once it is published")
+    largest_difference: float | None = Field(
+        default=None,
+        description="from the answers as computed, for a few training rows: of a probability, or of a mean in standard "
+        "deviations of the target",
+    )
     error: dict[str, Any] | None = None
 
 

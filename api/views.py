@@ -60,6 +60,9 @@ def job(job: Job, outlook: Outlook) -> dict[str, Any]:
         "timings_ms": dict(job.timings),
         "context": job.context or None,
         "context_bytes": job.context_bytes or None,
+        "precision": job.precision or None,
+        "cache": job.cache or None,
+        "largest_difference": job.largest_difference,
         "error": error,
     }
 
@@ -121,6 +124,9 @@ def _version(
         "fit_s": version.fit_s,
         "created_at": when(version.created_ms),
         "options": dict(version.options),
+        "precision": version.precision,
+        "cache": version.cache,
+        "largest_difference": version.largest_difference,
         "tiers": list(tiers.get(version.context, ())),
         "resident_on": held,
     }

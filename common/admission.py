@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from common.errors import Overloaded
-from common.models.protocol import ModelSpec
+from common.models.protocol import AUTO, CACHES, PRECISIONS, ModelSpec
+from common.settings import Settings
 
 #: CPU seconds a cell and ensemble member, one thread, measured with 200 x 10 to 5,000 x 50 tables and 8 members.
 FIT_S_PER_CELL = {"tabicl-v2": 1.1e-4, "tabicl-mini": 7e-6}
@@ -22,6 +24,56 @@ def estimate_fit_s(spec: ModelSpec, rows: int, columns: int, options: Mapping[st
     members = int(options.get("n_estimators", 8))
     per_cell = FIT_S_PER_CELL.get(spec.name, 1.1e-4)
     return FIT_S_LEAST + per_cell * members * rows * (columns + EXTRA_COLUMNS)
+
+
+#: Share of a predict worker's budget that a context may take before its precision is given up for room.
+AUTO_SHARE = 0.5
+#: Share of the disk budget, or of the disk, that one context may take.
+STORE_SHARE = 0.5
+
+
+def settle(
+    spec: ModelSpec,
+    options: Mapping[str, Any],
+    *,
+    rows: int,
+    columns: int,
+    classes: int,
+    settings: Settings,
+) -> dict[str, Any]:
+    """The options with every `auto` decided, from the context's estimated bytes and the room for it.
+
+    Keys and values as computed, then fp16, then int8: the first that takes at most AUTO_SHARE of a predict worker's budget.
+    When none does, int8 as long as it fits the whole budget; then the rows' representations, as computed, fp16, int8.
+    Equal shapes and settings give equal options.
+    """
+    settled = dict(options)
+    if spec.sizes is None:
+        return settled
+    wanted = {name: settled.get(name, AUTO) for name in ("precision", "cache")}
+    ladder = [
+        {"precision": precision, "cache": cache}
+        for cache in CACHES
+        for precision in PRECISIONS
+        if wanted["cache"] in (AUTO, cache) and wanted["precision"] in (AUTO, precision)
+    ]
+    whole = min(settings.device_budget_bytes, store_bytes(settings))
+    share = min(settings.device_budget_bytes * AUTO_SHARE, whole)
+    for rung, chosen in enumerate(ladder):
+        last_of_kind = rung + 1 == len(ladder) or ladder[rung + 1]["cache"] != chosen["cache"]
+        room = whole if last_of_kind or chosen["cache"] == "repr" else share
+        if spec.sizes.context_bytes(rows, columns, classes, settled | chosen) <= room:
+            return settled | chosen
+    return settled | ladder[-1]
+
+
+def store_bytes(settings: Settings) -> float:
+    """Most bytes of one context on disk."""
+    budget = settings.disk_budget_bytes
+    if not budget:
+        folder = next(place for place in (settings.data, *settings.data.parents) if place.exists())
+        budget = shutil.disk_usage(folder).total
+    return budget * STORE_SHARE
 
 
 class UploadRoom:

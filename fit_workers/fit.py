@@ -7,15 +7,17 @@ import errno
 import functools
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from common import logs
-from common.admission import estimate_fit_s
+from common.admission import estimate_fit_s, settle
 from common.catalogue import Job, Phase
 from common.catalogue.jobs import QUEUES, Claim, Joined, StaleClaim
-from common.contexts.build import build_context
+from common.contexts.build import build_context, largest_difference
 from common.errors import (
     Cancelled,
     CatalogueUnavailable,
@@ -29,7 +31,7 @@ from common.errors import (
     TabrelayError,
 )
 from common.files import bury
-from common.models.protocol import ModelSpec, TrainingTable
+from common.models.protocol import Adapter, Backbone, ModelSpec, TrainingTable
 from common.models.registry import SCHEMA, check_table
 from common.names import new_id
 from common.service.fits import context_key, shown_schema, table_limits
@@ -103,6 +105,7 @@ class Loaded:
     spec: ModelSpec
     table: TrainingTable
     digest: str
+    options: Mapping[str, Any]  # settled
     key: str
 
 
@@ -181,13 +184,13 @@ class FitRun:
         loaded = self._load()
         adapter, backbone = self._worker.backbone(loaded.spec.name, loaded.table.target.task)
         publisher = Publisher(self._worker, self._claim, self._reporter)
-        known = self._known(loaded)
+        known = self._known(loaded, adapter, backbone)
         if known is not None:
             self._log.info("the same fit exists; its context is published again", context=known.digest[:12])
             publisher.publish(known)
             return
         self._reporter.phase(Phase.PREPROCESSING)
-        fitted = adapter.fit(loaded.table, backbone, loaded.job.options, self._reporter.fitting)
+        fitted = adapter.fit(loaded.table, backbone, loaded.options, self._reporter.fitting)
         self._reporter.phase(Phase.WRITING)
         built = build_context(
             self._worker.store,
@@ -219,13 +222,18 @@ class FitRun:
         spec = worker.registry.spec(job.model)
         check_table(spec, table.num_rows, len(schema.columns), target)
         training = TrainingTable(schema.features(table), schema, target, target.encode_labels(column))
-        key = self._key(spec, job, target)
+        options = self._settled(spec, job, target)
+        key = self._key(spec, job, target, options)
         if key != job.key:
             # Other weights or another release than the API saw: the context is that of what is here now.
             worker.catalogue.jobs.adopt(self._claim, job.table, key)
-        return Loaded(job, spec, training, job.table, key)
+        return Loaded(job, spec, training, job.table, options, key)
 
-    def _key(self, spec: ModelSpec, job: Job, target: Target) -> str:
+    def _settled(self, spec: ModelSpec, job: Job, target: Target) -> dict[str, Any]:
+        shape = {"rows": job.rows, "columns": job.columns, "classes": len(target.classes)}
+        return settle(spec, job.options, **shape, settings=self._worker.settings)
+
+    def _key(self, spec: ModelSpec, job: Job, target: Target, options: Mapping[str, Any]) -> str:
         weights = self._worker.registry.weights(spec.name, target.task)
         return context_key(
             table=job.table,
@@ -233,7 +241,7 @@ class FitRun:
             task=target.task,
             spec=spec,
             weights=weights.digest,
-            options=job.options,
+            options=options,
         )
 
     def _parse(self) -> Job:
@@ -268,7 +276,7 @@ class FitRun:
                 upload=None,
                 estimate_s=estimate_fit_s(spec, parsed.rows, parsed.columns - 1, job.options),
             )
-            key = self._key(spec, job, parsed.target)
+            key = self._key(spec, job, parsed.target, self._settled(spec, job, parsed.target))
             with worker.folder.locked(job.tenant):
                 worker.folder.keep_table(job.tenant, job.table, parsed.path)
                 worker.catalogue.jobs.adopt(
@@ -290,7 +298,7 @@ class FitRun:
         raw.unlink(missing_ok=True)
         return replace(job, key=key)
 
-    def _known(self, loaded: Loaded) -> Ready | None:
+    def _known(self, loaded: Loaded, adapter: Adapter, backbone: Backbone) -> Ready | None:
         """The context of an earlier fit with the same key, if its file is still whole."""
         digest = self._worker.catalogue.jobs.known_context(loaded.job.tenant, loaded.key)
         if digest is None:
@@ -302,4 +310,4 @@ class FitRun:
                 "the known context can't be used, it is fitted again", context=digest[:12], code=error.code
             )
             return None
-        return Ready.of_known(digest, mapped)
+        return Ready.of_known(digest, mapped, largest_difference(mapped, adapter, backbone, loaded.table))

@@ -44,17 +44,19 @@ class Ready:
     manifest: Manifest
     nbytes: int
     fit_s: float
+    largest_difference: float
     built: Built | None = None
 
     @classmethod
     def of_new(cls, built: Built, fit_s: float) -> Ready:
         """A context in its temporary file."""
-        return cls(built.digest, built.manifest, built.nbytes, round(fit_s, 3), built)
+        fit_s = round(fit_s, 3)
+        return cls(built.digest, built.manifest, built.nbytes, fit_s, built.largest_difference, built)
 
     @classmethod
-    def of_known(cls, digest: str, mapped: MappedContext) -> Ready:
+    def of_known(cls, digest: str, mapped: MappedContext, difference: float) -> Ready:
         """A context that an earlier fit published."""
-        return cls(digest, mapped.manifest, mapped.nbytes, 0.0)
+        return cls(digest, mapped.manifest, mapped.nbytes, 0.0, difference)
 
 
 class Publisher:
@@ -135,6 +137,9 @@ class Publisher:
             fit_s=ready.fit_s,
             options=manifest.options,
             ttl_s=job.ttl_s,
+            precision=manifest.precision,
+            cache=manifest.cache,
+            largest_difference=ready.largest_difference,
         )
 
     def _room_for(self, tenant: str, ready: Ready) -> contextlib.AbstractContextManager[None]:

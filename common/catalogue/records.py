@@ -102,6 +102,9 @@ class Job:
     timings: Mapping[str, float] = field(default_factory=dict)  # milliseconds a phase
     context: str = ""
     context_bytes: int = 0
+    precision: str = ""  # of the context, and below; "" and None until it is published
+    cache: str = ""
+    largest_difference: float | None = None
     error: TabrelayError | None = None
 
     @classmethod
@@ -152,6 +155,9 @@ class Job:
             timings=parsed("timings") or {},
             context=stored.get("context", ""),
             context_bytes=int(stored.get("context_bytes") or 0),
+            precision=stored.get("precision", ""),
+            cache=stored.get("cache", ""),
+            largest_difference=parsed("largest_difference"),
             error=decode(error) if error else None,
         )
 
@@ -221,6 +227,11 @@ class Version:
     fit_s: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
     ttl_s: float = 0.0  # seconds after `created_ms` at which its dataset expires; 0 is never
+    precision: str = "native"
+    cache: str = "kv"
+    #: Between the context's answers for a few training rows and those of the estimator as computed; of probabilities, or
+    #: of means in standard deviations of the target. None for one of an earlier release.
+    largest_difference: float | None = None
 
     def encode(self) -> str:
         """As the JSON text that the publish script stores."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from common.contexts.manifest import Manifest, Probes, numbers
-from common.contexts.reader import open_context
+from common.contexts.reader import MappedContext, open_context
 from common.contexts.store import ContextStore
 from common.contexts.writer import Written, write_context
 from common.errors import VerificationFailed
@@ -32,6 +32,7 @@ class Built:
     digest: str
     nbytes: int
     manifest: Manifest
+    largest_difference: float  # see `largest_difference`
 
     def publish(self) -> Path:
         """Give the file its name; hold the tenant's lock."""
@@ -71,6 +72,7 @@ def build_context(
         state_version=frozen.state_version,
         weights_digest=backbone.weights.digest,
         precision=frozen.precision,
+        cache=frozen.cache,
         libraries=dict(adapter.versions()),
         key=key,
         table=table_digest,
@@ -88,28 +90,40 @@ def build_context(
     written = write_context(store.temporary(tenant, attempt), manifest.encode(), frozen.tensors)
     try:
         on_verify()
-        verify(written, adapter, backbone, table)
+        difference = verify(written, adapter, backbone, table)
     except BaseException:
         written.path.unlink(missing_ok=True)
         raise
-    return Built(store, tenant, written.path, written.digest, written.nbytes, manifest)
+    return Built(store, tenant, written.path, written.digest, written.nbytes, manifest, difference)
 
 
-def verify(written: Written, adapter: Adapter, backbone: Backbone, table: TrainingTable) -> None:
+def verify(written: Written, adapter: Adapter, backbone: Backbone, table: TrainingTable) -> float:
     """Open the file as a predict worker would and compare its answers with the fitted estimator's.
 
-    Raises VerificationFailed; on CPU every bit must be the same.
+    Returns the largest difference. Raises VerificationFailed; as computed, on CPU, every bit must be the same.
     """
     mapped = open_context(written.path, written.digest, "disk")
+    difference = largest_difference(mapped, adapter, backbone, table)
+    tolerance = adapter.tolerance(backbone.device, mapped.manifest.precision)
+    if not difference <= tolerance:
+        raise VerificationFailed(
+            f"the context read back answers differently by {difference:.3g} (at most {tolerance:g} is allowed); nothing was published",
+            difference=difference,
+        )
+    return difference
+
+
+def largest_difference(
+    mapped: MappedContext, adapter: Adapter, backbone: Backbone, table: TrainingTable
+) -> float:
+    """How far a context's answers for its probes are from those of the estimator that was fitted, as computed.
+
+    Of probabilities, or of means in standard deviations of the target; infinity when they can't be compared.
+    """
     predictor = adapter.thaw(mapped.tensors, mapped.manifest.state, backbone, table.target)
     answered = numbers(predictor.predict(mapped.manifest.probes.features(), PredictOptions()))
     expected = np.array(mapped.manifest.probes.answers, dtype=np.float64)
-    tolerance = adapter.tolerance(backbone.device)
-    if answered.shape != expected.shape or not np.allclose(
-        answered, expected, rtol=0, atol=tolerance, equal_nan=True
-    ):
-        worst = float(np.abs(answered - expected).max()) if answered.shape == expected.shape else float("inf")
-        raise VerificationFailed(
-            f"the context read back answers differently by {worst:.3g} (at most {tolerance:g} is allowed); nothing was published",
-            difference=worst,
-        )
+    if answered.shape != expected.shape or not np.array_equal(np.isnan(answered), np.isnan(expected)):
+        return float("inf")
+    unit = 1.0 if table.target.task == "classification" else float(np.std(table.y)) or 1.0
+    return float(np.nan_to_num(np.abs(answered - expected)).max(initial=0.0)) / unit

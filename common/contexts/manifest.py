@@ -82,6 +82,7 @@ class Manifest:
     timings_ms: Mapping[str, float]
     probes: Probes
     created_at: str  # ISO 8601 UTC
+    cache: str = "kv"  # one of CACHES
     format: int = FORMAT
 
     def encode(self) -> str:
@@ -120,7 +121,7 @@ class Manifest:
                 raise ContextDamaged(f"the context's manifest has a wrong {name}")
 
 
-_TEXTS = ("model", "task", "family", "weights_digest", "precision", "key", "table", "created_at")
+_TEXTS = ("model", "task", "family", "weights_digest", "precision", "cache", "key", "table", "created_at")
 _COUNTS = ("state_version", "rows", "columns", "tensor_bytes")
 _OBJECTS = ("libraries", "target", "schema", "options", "state", "timings_ms")
 _KINDS: Mapping[str, type] = (

@@ -20,6 +20,13 @@ from common.tables.schema import Features, TableSchema
 from common.tables.target import Target
 
 TASKS = ("classification", "regression")
+#: How a context's caches are stored: as computed, in half the bytes, in a quarter.
+PRECISIONS = ("native", "fp16", "int8")
+#: What is stored of the training rows: keys and values of every layer, or one vector a row, from which each predict
+#: computes them again.
+CACHES = ("kv", "repr")
+#: An option's value that leaves the choice to the service.
+AUTO = "auto"
 #: Bytes of one value of each tensor type, by its safetensors name.
 WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
@@ -80,7 +87,8 @@ class Frozen:
     tensors: Sequence[TensorSource]
     state: Mapping[str, Any]
     state_version: int
-    precision: str = "native"
+    precision: str = "native"  # one of PRECISIONS
+    cache: str = "kv"  # one of CACHES
 
 
 @dataclass(frozen=True)
@@ -148,8 +156,11 @@ class Adapter(Protocol):
         """Versions of the libraries that a fit's numbers depend on, for the context's manifest."""
         ...
 
-    def tolerance(self, device: str) -> float:
-        """Largest difference between a context's answer and the fitted estimator's; 0.0 is bit for bit."""
+    def tolerance(self, device: str, precision: str) -> float:
+        """Largest difference between a context's answer and the fitted estimator's; 0.0 is bit for bit.
+
+        Of probabilities, or of means in standard deviations of the target.
+        """
         ...
 
     def inspect(self, path: Path) -> str:
@@ -200,6 +211,29 @@ class WholeNumber:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """An option of a fit that takes one of a few words."""
+
+    default: str
+    choices: tuple[str, ...]
+    meaning: str
+
+
+Option = WholeNumber | Choice
+
+
+class Sizes(Protocol):
+    """What a model's contexts take, from a table's shape alone; knows nothing of torch."""
+
+    def context_bytes(self, rows: int, columns: int, classes: int, options: Mapping[str, Any]) -> int:
+        """Bytes of the tensors when no column is dropped, categories of text not counted.
+
+        `options` say which precision and cache, never `auto`; `classes` is 0 for a regression.
+        """
+        ...
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A served model."""
 
@@ -211,8 +245,9 @@ class ModelSpec:
     files: Mapping[str, str]  # task -> file name
     limits: ModelLimits
     state_version: int  # of its adapter; part of a context's key
-    options: Mapping[str, WholeNumber] = field(default_factory=dict)
     points: tuple[str, ...] = ("mean", "median")  # point estimates of its regressions, the default first
     withheld: Mapping[str, str] = field(default_factory=dict)  # output -> why it is not offered
+    options: Mapping[str, Option] = field(default_factory=dict)
+    sizes: Sizes | None = None
     hub_repo: str | None = None  # None: the files are in the `checkpoints` folder of the installation
     hub_revision: str | None = None

@@ -22,13 +22,25 @@ from common.errors import (
     ModelNotReady,
     TooLarge,
 )
-from common.models.protocol import TASKS, Adapter, ModelLimits, ModelSpec, Weights, WholeNumber
+from common.models.protocol import (
+    AUTO,
+    CACHES,
+    PRECISIONS,
+    TASKS,
+    Adapter,
+    Choice,
+    ModelLimits,
+    ModelSpec,
+    Option,
+    Weights,
+    WholeNumber,
+)
+from common.models.tabicl.sizes import TabICLSizes
 from common.settings import Settings
 from common.tables.canonical import file_digest
 from common.tables.overrides import Overrides
 from common.tables.target import Target
 
-AUTO = "auto"
 #: The option of every model that says what the columns are; `common.tables.overrides`.
 SCHEMA = "schema"
 PREFERRED = "tabicl-v2"
@@ -38,7 +50,7 @@ CHECKPOINTS = Path(common.__file__).resolve().parent.parent / "checkpoints"
 #: What tells a checkpoint's task from its file name.
 _TASK_WORDS = {"classif": "classification", "regress": "regression"}
 
-_OPTIONS = {
+_OPTIONS: Mapping[str, Option] = {
     "n_estimators": WholeNumber(
         8,
         1,
@@ -46,6 +58,18 @@ _OPTIONS = {
         "Ensemble members: differently shuffled and scaled views of the table. More is slower and larger.",
     ),
     "seed": WholeNumber(42, 0, 2**31 - 1, "Seed of the shuffles."),
+    "precision": Choice(
+        AUTO,
+        (AUTO, *PRECISIONS),
+        "How the context is stored: as computed, or in half or a quarter of the bytes with slightly other answers; "
+        "auto: as computed as long as there is room.",
+    ),
+    "cache": Choice(
+        AUTO,
+        (AUTO, *CACHES),
+        "kv: keys and values of every layer; repr: one vector a training row, a smaller context whose predicts take "
+        "nearly as long as the fit; auto: kv as long as there is room.",
+    ),
 }
 
 #: The library scales a variance back as it does a value, so in a unit it has not; `tabicl/_sklearn/regressor.py`.
@@ -69,9 +93,10 @@ SPECS: Mapping[str, ModelSpec] = {
             },
             # Its authors claim 100,000 rows x 2,000 columns; a context can't be cached above 10 classes.
             limits=ModelLimits(max_rows=100_000, max_columns=2_000, max_classes=10),
-            state_version=1,
+            state_version=2,
             options=_OPTIONS,
             withheld=_TABICL_WITHHELD,
+            sizes=TabICLSizes(width=128, column_blocks=3, points=128, blocks=12),
             hub_repo="jingang/TabICL",
         ),
         ModelSpec(
@@ -85,9 +110,10 @@ SPECS: Mapping[str, ModelSpec] = {
                 "regression": "tabicl-mini-regressor.ckpt",
             },
             limits=ModelLimits(max_rows=20_000, max_columns=200, max_classes=10),
-            state_version=1,
+            state_version=2,
             options=_OPTIONS,
             withheld=_TABICL_WITHHELD,
+            sizes=TabICLSizes(width=32, column_blocks=1, points=16, blocks=4),
         ),
     )
 }
@@ -259,11 +285,27 @@ class Registry:
             "licence_url": spec.licence_url,
             "weights": digests,
             "outputs": {task: list(outputs(spec, task)) for task in spec.files},
-            "options": {
-                name: {"default": o.default, "minimum": o.least, "maximum": o.most, "meaning": o.meaning}
-                for name, o in spec.options.items()
-            },
+            "options": {name: _shown(option) for name, option in spec.options.items()},
         }
+
+
+def _shown(option: Option) -> dict[str, Any]:
+    bounds: dict[str, Any] = (
+        {"choices": list(option.choices)}
+        if isinstance(option, Choice)
+        else {"minimum": option.least, "maximum": option.most}
+    )
+    return {"default": option.default, **bounds, "meaning": option.meaning}
+
+
+def _fault(option: Option, value: Any) -> str:
+    """What is wrong with an option's value, "" when nothing is."""
+    if isinstance(option, Choice):
+        right = isinstance(value, str) and value in option.choices
+        return "" if right else f"must be one of {', '.join(option.choices)}"
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    right = whole and option.least <= value <= option.most
+    return "" if right else f"must be a whole number, {option.least} to {option.most}"
 
 
 def validate_options(spec: ModelSpec, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -283,14 +325,10 @@ def validate_options(spec: ModelSpec, options: Mapping[str, Any] | None) -> dict
     ]
     chosen: dict[str, Any] = {}
     for name, option in spec.options.items():
-        value = given.get(name, option.default)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not option.least <= value <= option.most:
-            faults.append(
-                FieldError(f"options.{name}", f"must be a whole number, {option.least} to {option.most}")
-            )
-        else:
-            chosen[name] = value
+        chosen[name] = given.get(name, option.default)
+        fault = _fault(option, chosen[name])
+        if fault:
+            faults.append(FieldError(f"options.{name}", fault))
     if faults:
         raise InvalidRequest(f"{faults[0].field} {faults[0].message}.", errors=faults)
     if overrides:

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import orjson
 
 from common.errors import FieldError, InvalidRequest, ModelNotReady, TabrelayError
-from common.models.protocol import ModelSpec
-from common.models.registry import AUTO, FALLBACK, PREFERRED, Registry, load_adapter, split_key, task_of_word
+from common.models.protocol import AUTO, ModelSpec
+from common.models.registry import FALLBACK, PREFERRED, Registry, load_adapter, split_key, task_of_word
 from common.settings import Settings
 
 #: Seconds until a hub that does not answer counts as out of reach.

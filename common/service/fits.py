@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from blake3 import blake3
 
-from common.admission import estimate_fit_s
+from common.admission import estimate_fit_s, settle
 from common.catalogue import Catalogue, Job
 from common.catalogue.jobs import Submitted
 from common.catalogue.records import JobState, NewJob, Priority, Upload
@@ -74,7 +74,10 @@ def table_limits(settings: Settings) -> TableLimits:
 def context_key(
     *, table: str, target: str, task: str, spec: ModelSpec, weights: str, options: Mapping[str, Any]
 ) -> str:
-    """What makes two fits the same: blake3 over everything that decides the context's content."""
+    """What makes two fits the same: blake3 over everything that decides the context's content.
+
+    `options` are settled: an `auto` says nothing of the content.
+    """
     parts = {
         "table": table,
         "target": target,
@@ -83,7 +86,6 @@ def context_key(
         "weights": weights,
         "options": dict(options),
         "state_version": spec.state_version,
-        "precision": "native",
     }
     return str(blake3(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest())
 
@@ -178,13 +180,14 @@ class FitService:
     ) -> Submitted:
         target = parsed.target
         weights = self._registry.weights(spec.name, target.task)
+        shape = {"rows": parsed.rows, "columns": parsed.columns - 1, "classes": len(target.classes)}
         key = context_key(
             table=parsed.table_digest,
             target=target.name,
             task=target.task,
             spec=spec,
             weights=weights.digest,
-            options=options,
+            options=settle(spec, options, **shape, settings=self._settings),
         )
         estimate_s = estimate_fit_s(spec, parsed.rows, parsed.columns - 1, options)
         new = NewJob(

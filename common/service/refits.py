@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common import logs
-from common.admission import estimate_fit_s
+from common.admission import estimate_fit_s, settle
 from common.catalogue import Catalogue, Job, Version
 from common.catalogue.jobs import Submitted
 from common.catalogue.records import JobState, NewJob, Priority, Reason, Upload
@@ -97,6 +97,14 @@ class RefitService:
         spec = self._registry.spec(version.model)
         weights = self._registry.weights(spec.name, version.task)
         target = str(version.target["name"])
+        settled = settle(
+            spec,
+            version.options,
+            rows=version.rows,
+            columns=version.columns,
+            classes=len(version.target["classes"]),
+            settings=self._settings,
+        )
         estimate_s = estimate_fit_s(spec, version.rows, version.columns, version.options)
         return NewJob(
             id=new_id(),
@@ -113,7 +121,7 @@ class RefitService:
                 task=version.task,
                 spec=spec,
                 weights=weights.digest,
-                options=version.options,
+                options=settled,
             ),
             table=version.table,
             rows=version.rows,

@@ -41,7 +41,8 @@ def fit(
         str | None, typer.Option("--task", help="classification or regression; guessed else.")
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--option", metavar="K=V", help="May be repeated.")
+        list[str] | None,
+        typer.Option("--option", metavar="K=V", help="Such as precision=fp16 or cache=repr; repeatable."),
     ] = None,
     categorical: Annotated[
         list[str] | None, typer.Option("--categorical", metavar="COLUMN", help="Codes, not amounts; repeat.")
@@ -268,6 +269,9 @@ def _show(now: Job, *, as_json: bool) -> None:
             "rows x columns": shape(now.rows, now.columns),
             "context": now.context,
             "context size": None if now.context_bytes is None else size(now.context_bytes),
+            "precision": now.precision,
+            "cache": now.cache,
+            "largest difference": now.largest_difference,
             "attempt": now.attempt,
             "priority": now.priority,
             "waits for": now.waits_for,

@@ -97,6 +97,11 @@ class Job(_Answer):
     finished_at: datetime | None = None
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     context_bytes: int | None = None
+    #: native, fp16 or int8; and kv or repr.
+    precision: str | None = None
+    cache: str | None = None
+    #: From the answers as computed: of a probability, or of a mean in standard deviations of the target.
+    largest_difference: float | None = None
     context: str | None = None
     error: JobError | None = None
 
@@ -143,6 +148,9 @@ class Version(_Answer):
     rows: int | None = None
     columns: int | None = None
     bytes: int | None = None
+    precision: str | None = None
+    cache: str | None = None
+    largest_difference: float | None = None
     created_at: datetime | None = None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from common.contexts.build import build_context
+from common.contexts.manifest import Manifest
 from common.contexts.store import ContextStore
 from common.models.protocol import Backbone, Predictor, Progress, TrainingTable, no_progress
 from common.models.registry import Registry, load_adapter
@@ -52,6 +53,8 @@ class Fitted:
     digest: str
     path: Path
     predictor: Predictor
+    manifest: Manifest
+    largest_difference: float
 
     @property
     def features(self) -> Features:
@@ -60,18 +63,26 @@ class Fitted:
 
 
 def fit(
-    table: TrainingTable, data: Path, *, n_estimators: int = 8, progress: Progress = no_progress
+    table: TrainingTable,
+    data: Path,
+    *,
+    n_estimators: int = 8,
+    progress: Progress = no_progress,
+    **stored: str,
 ) -> Fitted:
-    """Fit, write, verify, publish, open and thaw."""
+    """Fit, write, verify, publish, open and thaw; `stored` is precision and cache."""
     weights = backbone(table.target.task)
-    state = adapter().fit(table, weights, {"n_estimators": n_estimators, "seed": 42}, progress)
+    options = {"n_estimators": n_estimators, "seed": 42, **stored}
+    state = adapter().fit(table, weights, options, progress)
     store = ContextStore(Settings(data_dir=data, host_dir=data / "host", host_tier_bytes=2**30))
     built = build_context(
         store, "default", new_id(), adapter(), weights, state, table,
-        table_digest="0" * 64, key="k", options={"n_estimators": n_estimators}, timings_ms={},
+        table_digest="0" * 64, key="k", options=options, timings_ms={},
     )  # fmt: skip
     with built:
         path = built.publish()
     mapped = store.open("default", built.digest)
     predictor = adapter().thaw(mapped.tensors, mapped.manifest.state, weights, table.target)
-    return Fitted(table, state, store, built.digest, path, predictor)
+    return Fitted(
+        table, state, store, built.digest, path, predictor, mapped.manifest, built.largest_difference
+    )

@@ -119,11 +119,12 @@ class Publishing:
         reporter = SimpleNamespace(phase=lambda _: None, done=dict, timings_ms={})
         self.publisher = Publisher(worker, claim, reporter)  # type: ignore[arg-type]  # what publishing uses of them
         manifest = SimpleNamespace(
-            options={},
+            options={}, precision="native", cache="kv",
             key="k", table=claim.job.table, model="m", task="classification", rows=3, columns=2, schema={}, target={}
         )  # fmt: skip
         built = SimpleNamespace(publish=lambda: self.temporary.rename(final))
-        self.ready = Ready(final.stem, manifest, final.stat().st_size if final.exists() else 7, 0.1, built)  # type: ignore[arg-type]  # likewise
+        size = final.stat().st_size if final.exists() else 7
+        self.ready = Ready(final.stem, manifest, size, 0.1, 0.0, built)  # type: ignore[arg-type]  # likewise
 
     def publish(self) -> None:
         self.publisher.publish(self.ready)

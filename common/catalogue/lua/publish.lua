@@ -37,8 +37,9 @@ if tonumber(version) > current then
   set_expiry(tenant, dataset, v)
 end
 redis.call('HSET', entry, 'updated_ms', int(now_ms()))
+local difference = type(v.largest_difference) == 'number' and string.format('%.9g', v.largest_difference) or ''
 finish(job, 'succeeded', { 'phase', '', 'fraction', 1, 'context', digest, 'context_bytes', int(v.context_bytes),
-  'timings', ARGV[7], 'error', '' })
+  'precision', v.precision, 'cache', v.cache, 'largest_difference', difference, 'timings', ARGV[7], 'error', '' })
 
 if redis.call('HGET', entry, 'pinned') ~= '1' then
   local numbers = {}

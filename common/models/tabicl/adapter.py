@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -10,16 +11,20 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from tabicl._model.kv_cache import KVCache
 
 from common.errors import ContextIncompatible
-from common.models.protocol import Frozen, Progress, TrainingTable, Weights
+from common.models.protocol import CACHES, PRECISIONS, Frozen, Progress, TrainingTable, Weights
 from common.models.tabicl import fit as fitting
 from common.models.tabicl import state as states
 from common.models.tabicl.backbone import TabICLBackbone, inspect_checkpoint, load_backbone
-from common.models.tabicl.lean import Group, LeanPredictor, Power, Preprocessing, spans
+from common.models.tabicl.lean import Group, LeanPredictor, Power, Preprocessing, Span
+from common.models.tabicl.precision import CHANNELS, POSITIONS, SCALE, Layers, Rows
 from common.tables.target import Target
 
 Tensors = Mapping[str, torch.Tensor]
+#: Largest difference from the answers of the context as computed: of a probability, or of a mean in standard deviations.
+TOLERANCES = {"native": 0.0, "fp16": 2e-3, "int8": 3e-2}
 
 
 class TabICLAdapter:
@@ -32,9 +37,10 @@ class TabICLAdapter:
         """Versions of the libraries that a fit's numbers depend on."""
         return {name: version(name) for name in ("tabicl", "torch", "scikit-learn", "scipy", "numpy")}
 
-    def tolerance(self, device: str) -> float:
+    def tolerance(self, device: str, precision: str) -> float:
         """Bit for bit on CPU; a GPU's kernels depend on how many members one forward holds."""
-        return 0.0 if torch.device(device).type == "cpu" else 1e-3
+        exact = 0.0 if torch.device(device).type == "cpu" else 1e-3
+        return exact + TOLERANCES[precision]
 
     def inspect(self, path: Path) -> str:
         """The task of a checkpoint file; raises InvalidRequest in words when it is not a TabICL checkpoint."""
@@ -74,30 +80,54 @@ def _thaw(
     groups = [(str(norm), int(members)) for norm, members in state["groups"]]
     classification = state["task"] == "classification"
     _require(state["task"] == target.task == backbone.weights.task, "the tasks differ")
-    _require(state["precision"] == "native" and state["amp"] is False, "the precision is unknown")
+    _require(state["precision"] in PRECISIONS and state["amp"] is False, "the precision is unknown")
+    _require(state["cache"] in CACHES, "the kind of cache is unknown")
     _require(all(norm in states.NORMS and members > 0 for norm, members in groups), "a scaling is unknown")
     _check_shapes(tensors, state, backbone, [members for _, members in groups])
     if classification:
         codes = state["codes"]
         known = list(range(len(target.classes)))
         _require(0 < len(codes) <= backbone.max_classes and set(codes) <= set(known), "the classes differ")
-    moved = {
-        name: tensor.to(backbone.device) for name, tensor in tensors.items() if not name.startswith("pre.")
-    }
     return LeanPredictor(
         backbone=backbone,
         target=target,
         state=state,
         preprocessing=_preprocessing(tensors, state, groups),
-        spans=spans(moved, [members for _, members in groups], _depths(backbone)),
+        spans=_spans(tensors, state, backbone, [members for _, members in groups]),
         class_shuffles=tensors["pre.classes"].numpy() if classification else None,
         nbytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
     )
 
 
-def _depths(backbone: TabICLBackbone) -> dict[str, int]:
+def _depths(backbone: TabICLBackbone, cache: str) -> dict[str, int]:
+    """Blocks whose keys and values are stored, a stage."""
     module = backbone.module
-    return {"col": len(module.col_embedder.tf_col.blocks), "icl": len(module.icl_predictor.tf_icl.blocks)}
+    icl = len(module.icl_predictor.tf_icl.blocks) if cache == "kv" else 0
+    return {"col": len(module.col_embedder.tf_col.blocks), "icl": icl}
+
+
+def _spans(
+    tensors: Tensors, state: Mapping[str, Any], backbone: TabICLBackbone, members: list[int]
+) -> tuple[Span, ...]:
+    """The whole ensemble first, then each group when there are several; views, no copies."""
+    caches = {name: tensor for name, tensor in tensors.items() if not name.startswith("pre.")}
+    if torch.device(backbone.device).type != "cpu":
+        caches = {name: tensor.to(backbone.device) for name, tensor in caches.items()}
+    bounds = np.cumsum([0, *members]).tolist()
+    ranges = [slice(0, bounds[-1])]
+    if len(members) > 1:
+        ranges += [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+    depths = _depths(backbone, state["cache"])
+
+    def cached(stage: str, of: slice) -> KVCache:
+        layers = Layers(caches, stage, depths[stage], of, backbone.device)
+        # What needs no conversion is looked up once and for all.
+        return KVCache(kv=dict(layers) if state["precision"] == "native" else layers)
+
+    def rows(of: slice) -> Rows | None:
+        return Rows(caches, of, backbone.device) if state["cache"] == "repr" else None
+
+    return tuple(Span(of.start, of.stop, cached("col", of), cached("icl", of), rows(of)) for of in ranges)
 
 
 def _check_shapes(
@@ -118,11 +148,19 @@ def _check_shapes(
         slots in (0, backbone.placeholders) and rows > 0 and 0 <= text <= features, "a count is impossible"
     )
     shapes: dict[str, tuple[int, ...]] = {}
-    for stage, depth in _depths(backbone).items():
+    for stage, depth in _depths(backbone, state["cache"]).items():
         for block in range(depth):
             col = (count, slots + groups, head, points, embedder.embed_dim // head)
             shape = col if stage == "col" else (count, icl_head, rows, icl_width // icl_head)
             shapes |= {f"{stage}.{block}.k": shape, f"{stage}.{block}.v": shape}
+    if state["cache"] == "repr":
+        shapes["icl.rows"] = (count, rows, icl_width)
+    dtype = {"native": torch.float32, "fp16": torch.float16, "int8": torch.int8}[state["precision"]]
+    _require(all(name not in tensors or tensors[name].dtype == dtype for name in shapes), "a type differs")
+    if state["precision"] == "int8":
+        for name, whole in list(shapes.items()):
+            axis = len(whole) + (CHANNELS if name == "icl.rows" else POSITIONS)
+            shapes[name + SCALE] = (*whole[:axis], 1, *whole[axis + 1 :])
     shapes |= {"pre.columns": (features,), "pre.means": (features,), "pre.features": (count, features)}
     if state["task"] == "classification":
         shapes["pre.classes"] = (count, len(state["codes"]))

@@ -37,11 +37,21 @@ POINTS = ("mean", "median")
 class TabICLFitted:
     """A fitted estimator of the library; it answers as the library does."""
 
-    def __init__(self, estimator: Any, backbone: TabICLBackbone, target: Target, inputs: int) -> None:
+    def __init__(
+        self,
+        estimator: Any,
+        backbone: TabICLBackbone,
+        target: Target,
+        inputs: int,
+        precision: str = "native",
+        cache: str = "kv",
+    ) -> None:
         self.estimator = estimator
         self.backbone = backbone
         self.target = target
         self.inputs = inputs  # features of the schema, in its order
+        self.precision = precision  # in which it is to be stored; it answers as computed
+        self.cache = cache
 
     def predict(self, features: Features, options: PredictOptions = _DEFAULTS) -> Prediction:
         """The library's answer for at least one row; not safe beside a fit on the same backbone."""
@@ -69,6 +79,8 @@ def fit(
 ) -> TabICLFitted:
     """Fit `n_estimators` members with `seed` on the table; the backbone holds no context afterwards.
 
+    `precision` and `cache` are those of the context that it is to become, `native` and `kv` when not given.
+
     Raises InvalidTable, InvalidTarget, InvalidRequest (the backbone is of the other task), TooLarge (out of
     memory), and whatever `progress` raises.
     """
@@ -77,10 +89,11 @@ def fit(
         raise InvalidRequest(f"The weights of {backbone.weights.model!r} are not for {table.target.task}.")
     _check(table, backbone)
     progress(0.0)
+    cache = str(options.get("cache", "kv"))
     estimator = (TabICLClassifier if classification else TabICLRegressor)(
         n_estimators=int(options["n_estimators"]),
         random_state=int(options["seed"]),
-        kv_cache="kv",
+        kv_cache=cache,
         device=backbone.device,
         use_amp=False,
         use_fa3=False,
@@ -90,7 +103,7 @@ def fit(
     estimator.model_ = backbone.module
     module = backbone.module
     try:
-        with _quiet(), _watched(module, lambda: _forwards(estimator), progress):
+        with _quiet(), _watched(module, cache, lambda: _forwards(estimator), progress):
             estimator.fit(table.features.to_frame(), table.y)
     except TabrelayError:
         raise
@@ -105,7 +118,8 @@ def fit(
         raise InvalidTable(f"The model can't use this table: {said[:300]}") from error
     finally:
         module.clear_cache()
-    return TabICLFitted(estimator, backbone, table.target, len(table.features.names))
+    precision = str(options.get("precision", "native"))
+    return TabICLFitted(estimator, backbone, table.target, len(table.features.names), precision, cache)
 
 
 def spread(probabilities: Any, codes: Any, target: Target) -> Any:
@@ -185,14 +199,16 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _watched(module: Any, forwards: Callable[[], int], progress: Progress) -> Iterator[None]:
+def _watched(module: Any, cache: str, forwards: Callable[[], int], progress: Progress) -> Iterator[None]:
     """Call `progress` after every block of the module's forwards; what it raises leaves the forward."""
     # The column stage calls the two halves of its blocks, never the blocks themselves.
     columns = [
         half for b in module.col_embedder.tf_col.blocks for half in (b.multihead_attn1, b.multihead_attn2)
     ]
-    last = list(module.icl_predictor.tf_icl.blocks)
-    blocks = [*columns, *module.row_interactor.tf_row.blocks, *last]
+    rows = list(module.row_interactor.tf_row.blocks)
+    # A fit that keeps the rows' representations ends with them.
+    last = list(module.icl_predictor.tf_icl.blocks) if cache == "kv" else rows
+    blocks = [*columns, *rows, *last] if cache == "kv" else [*columns, *rows]
     pace = _Pace(len(blocks), len(columns))
     previous, best = -1, 0.0
 

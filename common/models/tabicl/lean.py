@@ -10,8 +10,7 @@ thread would answer from it. One row of 30 features: 0.1 ms of preprocessing ins
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,12 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from tabicl._model.kv_cache import KVCache, KVCacheEntry
+from tabicl._model.kv_cache import KVCache
 
 from common.errors import FieldError, InvalidRequest, InvalidRows
 from common.models.protocol import Prediction, PredictOptions
 from common.models.tabicl.backbone import TabICLBackbone
 from common.models.tabicl.fit import POINTS, spread
+from common.models.tabicl.precision import Rows
 from common.tables.features import Features
 from common.tables.target import Target
 
@@ -135,33 +135,9 @@ class Span:
 
     start: int
     stop: int
-    columns: Any  # KVCache
-    rows: Any  # KVCache
-
-
-def spans(
-    tensors: Mapping[str, torch.Tensor], members: Sequence[int], depths: Mapping[str, int]
-) -> tuple[Span, ...]:
-    """The whole ensemble first, then each group when there are several; views, no copies."""
-    bounds = np.cumsum([0, *members]).tolist()
-    ranges = [(0, bounds[-1])]
-    if len(members) > 1:
-        ranges += list(itertools.pairwise(bounds))
-
-    def cache(stage: str, start: int, stop: int) -> Any:
-        return KVCache(
-            kv={
-                block: KVCacheEntry(
-                    key=tensors[f"{stage}.{block}.k"][start:stop],
-                    value=tensors[f"{stage}.{block}.v"][start:stop],
-                )
-                for block in range(depths[stage])
-            }
-        )
-
-    return tuple(
-        Span(start, stop, cache("col", start, stop), cache("icl", start, stop)) for start, stop in ranges
-    )
+    columns: KVCache
+    icl: KVCache
+    rows: Rows | None  # in place of `icl`, when the training rows' representations are kept
 
 
 class LeanPredictor:
@@ -185,6 +161,8 @@ class LeanPredictor:
         self._whole, *groups = spans
         self._groups = groups
         self._least_members = min(span.stop - span.start for span in spans)
+        # Training rows go through matrix products too when their representations are kept.
+        self._least_rows = int(state["rows"]) if self._whole.rows is not None else FEW_ROWS
         self._class_shuffles = class_shuffles
 
     def predict(self, features: Features, options: PredictOptions) -> Prediction:
@@ -200,7 +178,7 @@ class LeanPredictor:
         with torch.inference_mode():
             # On a CPU this is a view; the caches' device is the backbone's.
             moved = torch.from_numpy(inputs).to(self._backbone.device)
-            if self._groups and features.rows * self._least_members < FEW_ROWS:
+            if self._groups and min(features.rows, self._least_rows) * self._least_members < FEW_ROWS:
                 parts = [self._forward(moved[span.start : span.stop], span) for span in self._groups]
                 outputs = torch.cat(parts)
             else:
@@ -249,9 +227,12 @@ class LeanPredictor:
         ).transpose(1, 2)[:, :, slots:]
         tokens = rows.cls_tokens.expand(*embedded.shape[:2], -1, -1)
         represented = rows._aggregate_embeddings(torch.cat([tokens, embedded], dim=2))
-        output = icl._icl_predictions_with_cache(
-            represented, icl_cache=span.rows, use_cache=True, store_cache=False
-        )
+        if span.rows is None:
+            output = icl._icl_predictions_with_cache(
+                represented, icl_cache=span.icl, use_cache=True, store_cache=False
+            )
+        else:
+            output = _from_rows(icl, span.rows, represented)
         return cast(torch.Tensor, output if self._class_shuffles is None else output[..., : self._classes])
 
     @property
@@ -288,3 +269,20 @@ class LeanPredictor:
         numbers = values.float().cpu().numpy()
         numbers = numbers * np.float32(self._state["y_scale"]) + np.float32(self._state["y_mean"])
         return cast(Floats, np.mean(numbers, axis=0).astype(np.float64))
+
+
+def _from_rows(icl: Any, rows: Rows, represented: torch.Tensor) -> torch.Tensor:
+    """(E, n, width) -> (E, n, outputs): the training rows go through the last stage again, before the asked ones.
+
+    A member at a time, or the whole ensemble would be in memory for each block; but matrix products of few rows round
+    differently, so those go together as the library sends them.
+    """
+    known = rows[0].shape[1]
+    together = len(rows) if known < FEW_ROWS else 1
+    answers = []
+    for start in range(0, len(rows), together):
+        members = range(start, start + together)
+        before = torch.cat([rows[member] for member in members])
+        every = torch.cat([before, represented[start : start + together]], dim=1)
+        answers.append(icl._icl_predictions_repr_cache(every, train_size=known)[:, known:])
+    return torch.cat(answers)

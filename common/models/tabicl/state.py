@@ -5,7 +5,8 @@ Upstream: tabicl/_sklearn/preprocessing.py (what is read here), tabicl/_model/kv
 Tensors, E ensemble members of all groups in the library's order, H features kept, K classes:
 
     col.{block}.k, .v       F32 (E, slots + groups of features, heads, inducing points, head size)
-    icl.{block}.k, .v       F32 (E, heads, training rows, head size)
+    icl.{block}.k, .v       F32 (E, heads, training rows, head size), cache `kv`
+    icl.rows                F32 (E, training rows, width), cache `repr`
     pre.columns             I64 (H,)    position in the schema of each feature the model sees, text ones first
     pre.means               F64 (H,)    what a missing number becomes; 0 for text
     pre.features            I64 (E, H)  feature shuffle of each member
@@ -13,11 +14,15 @@ Tensors, E ensemble members of all groups in the library's order, H features kep
     pre.{norm}.{statistic}  F64 (H,)    mean scale low high; for `power` also lambda center spread least most
     pre.text.{i}.ends       I32 (c + 1,) offsets into .bytes, the UTF-8 categories of text feature i, ascending
     pre.text.{i}.bytes      U8 (b,)
+
+With precision `fp16` the caches are F16. With `int8` they are I8, and beside each is `<name>.scale`, F32 of its shape with
+1 in place of the positions (`icl.rows`: of the width); the scales come first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -27,13 +32,13 @@ import torch
 from common.errors import InvalidTable
 from common.models.protocol import Frozen, TensorSource
 from common.models.tabicl.fit import TabICLFitted
+from common.models.tabicl.precision import CHANNELS, DTYPES, POSITIONS, SCALE, scales, stored
+from common.models.tabicl.sizes import FEW_GROUPS
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 NORMS = ("none", "power")
 STATISTICS = ("mean", "scale", "low", "high")
 POWER_STATISTICS = ("lambda", "center", "spread", "least", "most")
-#: With fewer groups of features than this, the placeholder slots stay: they decide how a few rows are rounded.
-FEW_GROUPS = 4
 _MAX_TEXT_BYTES = 2**31 - 1
 
 
@@ -48,16 +53,17 @@ def freeze(fitted: TabICLFitted) -> Frozen:
     placeholders = fitted.backbone.placeholders
     groups = caches[0].col_cache.kv[0].key.shape[1] - placeholders
     slots = placeholders if groups < FEW_GROUPS else 0
-    tensors = [
-        _merged(
-            f"{stage}.{block}.{half[0]}",
-            [getattr(getattr(c, f"{stage}_cache").kv[block], half) for c in caches],
-            drop,
-        )
+    merged = [
+        Merged(f"{stage}.{block}.{half[0]}", [getattr(kv(c)[block], half) for c in caches], POSITIONS, drop)
         for stage, drop in (("col", placeholders - slots), ("icl", 0))
-        for block in sorted(getattr(caches[0], f"{stage}_cache").kv)
+        for kv in (attrgetter(f"{stage}_cache.kv"),)
+        for block in sorted(kv(caches[0]))
         for half in ("key", "value")
     ]
+    if fitted.cache == "repr":
+        merged.append(Merged("icl.rows", [c.row_repr for c in caches], CHANNELS))
+    tensors = [cache.scales() for cache in merged] if fitted.precision == "int8" else []
+    tensors += [cache.source(fitted.precision) for cache in merged]
     arrays, text = _preprocessing(estimator)
     # Widest values first, so that every tensor starts at a multiple of its own width.
     ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)
@@ -69,7 +75,8 @@ def freeze(fitted: TabICLFitted) -> Frozen:
         "slots": slots,
         "text": text,
         "groups": [[norm, len(members)] for norm, members in generator.ensemble_configs_.items()],
-        "precision": "native",
+        "precision": fitted.precision,
+        "cache": fitted.cache,
         "amp": False,
     }
     if fitted.target.task == "classification":
@@ -78,22 +85,42 @@ def freeze(fitted: TabICLFitted) -> Frozen:
     else:
         state["y_mean"] = float(estimator.y_scaler_.mean_[0])
         state["y_scale"] = float(estimator.y_scaler_.scale_[0])
-    return Frozen(tensors=tensors, state=state, state_version=STATE_VERSION, precision="native")
+    return Frozen(tensors, state, STATE_VERSION, fitted.precision, fitted.cache)
 
 
-def _merged(name: str, groups: list[torch.Tensor], drop: int) -> TensorSource:
-    """One cache tensor of all groups, without the first `drop` slots of its second axis."""
+class Merged:
+    """One cache tensor of all groups, without the first `drop` slots of its second axis; int8 scales are over `axis`."""
 
-    def parts() -> Iterator[memoryview]:
-        for group in groups:
-            # A member's kept slots are contiguous, so dropping the first ones needs no copy.
-            for piece in group.unbind(0) if drop else (group,):
-                flat = piece[drop:].detach().contiguous().cpu().reshape(-1)
-                yield flat.view(torch.uint8).numpy().data
+    def __init__(self, name: str, groups: list[torch.Tensor], axis: int, drop: int = 0) -> None:
+        self._name = name
+        self._groups = groups
+        self._axis = axis
+        self._drop = drop
+        first, *rest = (int(size) for size in groups[0].shape[1:])
+        self._shape = (sum(int(group.shape[0]) for group in groups), first - drop, *rest)
 
-    members = sum(int(group.shape[0]) for group in groups)
-    first, *rest = (int(size) for size in groups[0].shape[1:])
-    return TensorSource(name, "F32", (members, first - drop, *rest), parts)
+    def source(self, precision: str) -> TensorSource:
+        """The values, a member at a time."""
+        return self._source(
+            self._name, DTYPES[precision], self._shape, lambda m: stored(m, precision, self._axis)
+        )
+
+    def scales(self) -> TensorSource:
+        """The scales of its int8 values."""
+        shape = list(self._shape)
+        shape[self._axis] = 1
+        return self._source(self._name + SCALE, "F32", tuple(shape), lambda m: scales(m, self._axis))
+
+    def _source(
+        self, name: str, dtype: str, shape: tuple[int, ...], made: Callable[[torch.Tensor], torch.Tensor]
+    ) -> TensorSource:
+        def parts() -> Iterator[memoryview]:
+            for group in self._groups:
+                for member in group.detach().unbind(0):
+                    flat = made(member[self._drop :]).contiguous().cpu().reshape(-1)
+                    yield flat.view(torch.uint8).numpy().data
+
+        return TensorSource(name, dtype, shape, parts)
 
 
 def _array(name: str, array: np.ndarray[Any, Any]) -> TensorSource:

@@ -59,12 +59,17 @@ def test_a_changed_file_gets_another_digest(tmp_path: Path) -> None:
 
 def test_options_are_filled_in_and_checked(registry: Registry) -> None:
     spec = registry.spec("tabicl-mini")
-    assert validate_options(spec, {}) == {"n_estimators": 8, "seed": 42}
+    defaults = {"n_estimators": 8, "seed": 42, "precision": "auto", "cache": "auto"}
+    assert validate_options(spec, {}) == defaults
+    assert validate_options(spec, {"precision": "int8"}) == {**defaults, "precision": "int8"}
     for given, field in [
         ({"n_estimators": 0}, "options.n_estimators"),
         ({"n_estimators": True}, "options.n_estimators"),
         ({"n_estimators": 2.5}, "options.n_estimators"),
         ({"seed": -1}, "options.seed"),
+        ({"precision": "fp8"}, "options.precision"),
+        ({"precision": 8}, "options.precision"),
+        ({"cache": ["kv"]}, "options.cache"),
         ({"depth": 1}, "options.depth"),
         ({"schema": ["id"]}, "options.schema"),
         ({"schema": {"drop": ["id"]}}, "options.schema.drop"),
