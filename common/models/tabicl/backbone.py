@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect as introspection
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from common.errors import InvalidRequest, ModelNotReady
 from common.models.protocol import Weights
 from common.tables.canonical import file_digest
 
+#: Where `few_rows` starts and ends to look.
+FEWEST_ROWS, MOST_ROWS = 4, 32
+
 
 @dataclass(eq=False)
 class TabICLBackbone:
@@ -28,6 +32,7 @@ class TabICLBackbone:
     device: str
     nbytes: int
     module: Any  # tabicl._model.tabicl.TabICL
+    few_rows: int  # matrix products of fewer rows than this round differently from those of more
 
     @property
     def max_classes(self) -> int:
@@ -102,7 +107,25 @@ def load_backbone(weights: Weights, device: str) -> TabICLBackbone:
     set_flash_attn3_enabled(False)
     module = module.to(torch.device(device))
     nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
-    return TabICLBackbone(weights, device, nbytes, module)
+    return TabICLBackbone(weights, device, nbytes, module, few_rows(module))
+
+
+@torch.inference_mode()
+def few_rows(module: Any) -> int:
+    """From how many rows on this machine's matrix products with the module's weights round as those of many rows do.
+
+    It depends on the CPU and on the weights' widths: 4 on one, 16 on another. `docs/decisions/0003-bit-equality.md`.
+    """
+    few, most = FEWEST_ROWS, 4 * MOST_ROWS
+    layers = {layer.weight.shape: layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)}
+    for (_, width), layer in layers.items():
+        chance = torch.Generator().manual_seed(width)
+        rows = torch.randn(most, width, generator=chance).to(layer.weight)
+        product = partial(torch.nn.functional.linear, weight=layer.weight, bias=layer.bias)
+        whole = product(rows)
+        unlike = [n for n in range(1, MOST_ROWS) if not torch.equal(product(rows[:n]), whole[:n])]
+        few = max([few, *(n + 1 for n in unlike)])
+    return few
 
 
 def wrong_task(path: Path, found: str, wanted: str) -> str:

@@ -33,8 +33,6 @@ Floats = npt.NDArray[np.float64]
 #: The library clips standardised values to +-100 (CustomStandardScaler).
 CLIP = 100.0
 _EPSILON = float(np.finfo(np.float64).eps)
-#: Matrix products of fewer rows round differently, so so few rows go through each group as the library sends them.
-FEW_ROWS = 4
 #: What the library fills placeholder slots with.
 _SKIPPED = -100.0
 
@@ -162,7 +160,7 @@ class LeanPredictor:
         self._groups = groups
         self._least_members = min(span.stop - span.start for span in spans)
         # Training rows go through matrix products too when their representations are kept.
-        self._least_rows = int(state["rows"]) if self._whole.rows is not None else FEW_ROWS
+        self._least_rows = int(state["rows"]) if self._whole.rows is not None else backbone.few_rows
         self._class_shuffles = class_shuffles
 
     def predict(self, features: Features, options: PredictOptions) -> Prediction:
@@ -178,7 +176,11 @@ class LeanPredictor:
         with torch.inference_mode():
             # On a CPU this is a view; the caches' device is the backbone's.
             moved = torch.from_numpy(inputs).to(self._backbone.device)
-            if self._groups and min(features.rows, self._least_rows) * self._least_members < FEW_ROWS:
+            # Few rows go through each group as the library sends them, or they would be rounded differently.
+            if (
+                self._groups
+                and min(features.rows, self._least_rows) * self._least_members < self._backbone.few_rows
+            ):
                 parts = [self._forward(moved[span.start : span.stop], span) for span in self._groups]
                 outputs = torch.cat(parts)
             else:
@@ -232,7 +234,7 @@ class LeanPredictor:
                 represented, icl_cache=span.icl, use_cache=True, store_cache=False
             )
         else:
-            output = _from_rows(icl, span.rows, represented)
+            output = _from_rows(icl, span.rows, represented, self._backbone.few_rows)
         return cast(torch.Tensor, output if self._class_shuffles is None else output[..., : self._classes])
 
     @property
@@ -271,14 +273,14 @@ class LeanPredictor:
         return cast(Floats, np.mean(numbers, axis=0).astype(np.float64))
 
 
-def _from_rows(icl: Any, rows: Rows, represented: torch.Tensor) -> torch.Tensor:
+def _from_rows(icl: Any, rows: Rows, represented: torch.Tensor, few_rows: int) -> torch.Tensor:
     """(E, n, width) -> (E, n, outputs): the training rows go through the last stage again, before the asked ones.
 
     A member at a time, or the whole ensemble would be in memory for each block; but matrix products of few rows round
     differently, so those go together as the library sends them.
     """
     known = rows[0].shape[1]
-    together = len(rows) if known < FEW_ROWS else 1
+    together = len(rows) if known < few_rows else 1
     answers = []
     for start in range(0, len(rows), together):
         members = range(start, start + together)
