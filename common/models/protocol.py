@@ -101,6 +101,16 @@ class Prediction:
         return 0 if answers is None else len(answers)
 
 
+def spread(probabilities: Any, codes: Any, target: Target) -> Any:
+    """(n, len(codes)) probabilities as float64 (n, k) over all classes of the target; the others are 0.0."""
+    answer = np.asarray(probabilities).astype(np.float64)
+    if answer.shape[1] == len(target.classes):
+        return answer
+    full = np.zeros((len(answer), len(target.classes)))
+    full[:, np.asarray(codes, dtype=np.int64)] = answer
+    return full
+
+
 @dataclass(frozen=True)
 class PredictOptions:
     """What a predict asks for beyond the defaults; part of what may share one forward."""
@@ -148,8 +158,8 @@ class Adapter(Protocol):
         """Largest difference between a context's answer and the fitted estimator's; 0.0 is bit for bit."""
         ...
 
-    def inspect(self, path: Path) -> str:
-        """The task of a checkpoint file; raises InvalidRequest in words when it is not one of this family."""
+    def inspect(self, path: Path, model: str) -> tuple[str, ...]:
+        """The tasks of a checkpoint file; raises InvalidRequest in words when it is not one of this model."""
         ...
 
     def load(self, weights: Weights, device: str) -> Backbone:

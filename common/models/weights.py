@@ -72,14 +72,16 @@ def download(registry: Registry, spec: ModelSpec) -> None:
             ) from error
 
 
-def inspect(spec: ModelSpec, path: Path, expected: str | None) -> str:
-    """The task of a weights file; raises InvalidRequest when it is not of this family or for the other task."""
-    task = load_adapter(spec).inspect(path)
-    if expected is not None and task != expected:
+def inspect(spec: ModelSpec, path: Path, expected: str | None) -> tuple[str, ...]:
+    """The tasks of a weights file, or the expected one; raises InvalidRequest when it is of another model or task."""
+    tasks = load_adapter(spec).inspect(path, spec.name)
+    if expected is None:
+        return tasks
+    if expected not in tasks:
         kinds = {"classification": "a classifier", "regression": "a regressor"}
-        message = f"{path} is {kinds[task]}, but {kinds[expected]} of {spec.name} is wanted there"
+        message = f"{path} is {kinds[tasks[0]]}, but {kinds[expected]} of {spec.name} is wanted there"
         raise InvalidRequest(message, errors=[FieldError("model", message)])
-    return task
+    return (expected,)
 
 
 def resolve(models: Sequence[str], settings: Settings) -> dict[str, Any]:
@@ -119,8 +121,8 @@ def _checked(spec: ModelSpec, told: str | None, path: Path) -> dict[str, str]:
         for task, file in found.items():
             inspect(spec, file, task)
         return {f"{spec.name}:{task}": str(file) for task, file in found.items()}
-    task = inspect(spec, path, told or task_of_word(path.name))
-    return {f"{spec.name}:{task}": str(path)}
+    tasks = inspect(spec, path, told or task_of_word(path.name))
+    return {f"{spec.name}:{task}": str(path) for task in tasks}
 
 
 def _default(registry: Registry, named: Sequence[str], setting: str, notes: list[str]) -> str:

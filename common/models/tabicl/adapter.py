@@ -36,9 +36,9 @@ class TabICLAdapter:
         """Bit for bit on CPU; a GPU's kernels depend on how many members one forward holds."""
         return 0.0 if torch.device(device).type == "cpu" else 1e-3
 
-    def inspect(self, path: Path) -> str:
+    def inspect(self, path: Path, model: str) -> tuple[str, ...]:
         """The task of a checkpoint file; raises InvalidRequest in words when it is not a TabICL checkpoint."""
-        return inspect_checkpoint(path)
+        return (inspect_checkpoint(path),)
 
     def load(self, weights: Weights, device: str) -> TabICLBackbone:
         """Load weights; raises ModelNotReady when the file is not what `weights` says."""

@@ -23,9 +23,8 @@ import torch
 from tabicl._model.kv_cache import KVCache, KVCacheEntry
 
 from common.errors import FieldError, InvalidRequest, InvalidRows
-from common.models.protocol import Prediction, PredictOptions
+from common.models.protocol import Prediction, PredictOptions, spread
 from common.models.tabicl.backbone import TabICLBackbone
-from common.models.tabicl.fit import spread
 from common.tables.features import Features
 from common.tables.target import Target
 
