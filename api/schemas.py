@@ -67,6 +67,7 @@ class Job(Shown):
     version: int
     model: str
     task: str | None = None
+    licence: str | None = Field(default=None, description="of the model, and so of the answers")
     rows: int | None = None
     columns: int | None = None
     queue_position: int | None = None

@@ -218,5 +218,9 @@ class ModelSpec:
     limits: ModelLimits
     state_version: int  # of its adapter; part of a context's key
     options: Mapping[str, WholeNumber] = field(default_factory=dict)
-    hub_repo: str | None = None  # None: the files are in the `checkpoints` folder of the installation
+    bundled: bool = False  # the files are in the `checkpoints` folder of the installation
+    hub: Mapping[str, str] = field(default_factory=dict)  # task -> repository that has its file
     hub_revision: str | None = None
+    libraries: tuple[str, ...] = ()  # whose exact versions a context needs; part of its key
+    gated: bool = False  # used only when `accept_license` names the model; never downloaded by us
+    notice: str = ""  # what the licence asks to be shown
