@@ -116,7 +116,8 @@ def inspect_checkpoint(path: Path, model: str | None = None) -> tuple[str, ...]:
 def load_backbone(weights: Weights, device: str) -> TabPFNBackbone:
     """A checkpoint on a device, loaded once a process whatever its tasks; 0.5 s and more by size.
 
-    Raises ModelNotReady when the file is not what `weights` says: another digest, version or task, no checkpoint.
+    Raises ModelNotReady when the file is not what `weights` says (another digest, version or task, no checkpoint) or
+    the device can't be used.
     """
     key = weights.digest, device
     with _lock:
@@ -138,7 +139,11 @@ def _load(weights: Weights, device: str) -> Loaded:
         loaded = _build(weights.path, weights.model)
     except (InvalidRequest, OSError) as error:
         raise ModelNotReady(f"The weights of {weights.model!r} can't be used: {error}") from error
-    loaded.module.to(torch.device(device))
+    try:
+        loaded.module.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        said = str(error).strip().splitlines()[0]
+        raise ModelNotReady(f"The device {device!r} can't be used: {said}") from error
     return loaded
 
 

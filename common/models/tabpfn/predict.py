@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from sklearn import config_context
 from tabpfn.constants import PROBABILITY_EPSILON_ROUND_ZERO, SKLEARN_16_DECIMAL_PRECISION
+from tabpfn.errors import TabPFNOutOfMemoryError
 from tabpfn.inference import (
     InferenceEngineExplicitKVCache,
     MultiDeviceInferenceEngine,
@@ -101,14 +102,18 @@ class TabPFNPredictor:
         """Answers for the rows, none included.
 
         Raises InvalidRows (features of another schema, numbers beyond float32), InvalidRequest (quantiles of a
-        classifier, or levels outside 0 to 1).
+        classifier, or levels outside 0 to 1); torch.OutOfMemoryError.
         """
         self._check(options)
         if not features.rows:
             return self._empty(options)
         matrix = self._inputs(padded(features))
-        with config_context(transform_output="default"), torch.inference_mode():
-            parts = [self._answer(matrix[rows], options) for rows in forwards(len(matrix))]
+        try:
+            with config_context(transform_output="default"), torch.inference_mode():
+                parts = [self._answer(matrix[rows], options) for rows in forwards(len(matrix))]
+        except TabPFNOutOfMemoryError as error:
+            # As any other model's, so that callers need not know the library.
+            raise torch.OutOfMemoryError(str(error.original_error)) from error
         return Prediction(*(_joined(column, features.rows) for column in zip(*parts, strict=True)))
 
     def _answer(self, matrix: Floats, options: PredictOptions) -> tuple[Any, Any, Any]:
