@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from common.models.tabpfn.environment import FIXED
 from common.models.tabpfn.rows import BLOCK
 from tests.models import fitting
 from tests.support import mixed, numeric
 
+ROOT = Path(__file__).parents[2]
 CASES = list(itertools.product(fitting.VERSIONS, fitting.TASKS, fitting.KINDS))
 ROWS = BLOCK + 8
 Case = tuple[str, str, str]
@@ -29,9 +32,13 @@ def asked(kind: str) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[list[Any], list[Any], list[Any]]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> dict[Case, tuple[list[Any], list[Any], list[Any]]]:
     """By case: the library's estimator in the process that fitted it, the context there, the context in another."""
-    folder = tmp_path_factory.mktemp("processes")
     jobs: list[dict[str, str]] = []
     library, here = {}, {}
     for case in CASES:
@@ -57,10 +64,33 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[list[A
             }
         )
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "tests.models.other_process", str(folder / "jobs.json")]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=120)
+    elsewhere(folder)
     there = {case: list(np.load(job["out"]).values()) for case, job in zip(CASES, jobs, strict=True)}
     return {case: (library[case], here[case], there[case]) for case in CASES}
+
+
+def elsewhere(folder: Path) -> None:
+    """Run the other process where the surroundings would lead tabpfn astray: one wrong value, and it can't start."""
+    home, work, data = (folder / name for name in ("home", "work", "elsewhere"))
+    for made in (home, work, data):
+        made.mkdir()
+    (work / ".env").write_text("".join(f"{name}=nonsense\n" for name in FIXED) + "TABPFN_TOKEN=secret\n")
+    astray = ("TABPFN_", "MPLCONFIGDIR", "SKB_", "XDG_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(astray)}
+    environ |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "TABRELAY_DATA_DIR": str(data)}
+    command = [sys.executable, "-m", "tests.models.other_process", "../jobs.json", "../told.json"]
+    subprocess.run(command, check=True, cwd=work, env=environ, timeout=120)
+
+
+def test_tabpfn_reaches_nobody_reads_no_env_file_and_leaves_the_home_folder_alone(
+    folder: Path, answers: dict[Case, tuple[list[Any], list[Any], list[Any]]]
+) -> None:
+    told = json.loads((folder / "told.json").read_text())
+    assert told["reached"] == []
+    assert (told["settings"]["model_version"], told["settings"]["allow_cpu_large_dataset"]) == ("v2", True)
+    assert list((folder / "home").rglob("*")) == []
+    assert [path.name for path in (folder / "work").iterdir()] == [".env"]
+    assert (folder / "elsewhere" / "cache" / "skrub").is_dir()
 
 
 @pytest.mark.parametrize(("version", "task", "kind"), CASES)

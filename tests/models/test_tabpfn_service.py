@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     data = tmp_path_factory.mktemp("stack") / "data"
-    given = [f"tabpfn-v2:{task}={fitting.weights(folder, 'v2', task).path}" for task in fitting.TASKS]
-    options = StackOptions(port=0, data_dir=data, models=("tabicl-mini", *given, ABSENT), threads=1)
-    with (
-        Stack(options, quiet=True, environ={"TABRELAY_ACCEPT_LICENSE": ABSENT}) as stack,
-        Service(stack.url) as shared,
-    ):
+    given = {f"tabpfn-v2:{task}": str(fitting.weights(folder, "v2", task).path) for task in fitting.TASKS}
+    environ = {"TABRELAY_ACCEPT_LICENSE": ABSENT, "TABRELAY_MODEL_PATHS": json.dumps(given)}
+    options = StackOptions(port=0, data_dir=data, models=("tabicl-mini", ABSENT), threads=1)
+    with Stack(options, quiet=True, environ=environ) as stack, Service(stack.url) as shared:
         yield shared
 
 
