@@ -33,7 +33,7 @@ _FIELDS = ("dataset", "target", "model", "task", "options", "encoding", "priorit
 @documented(
     "fits",
     {"200": schemas.Job, "202": schemas.Job},
-    ("400", "409", "413", "415", "422", "429", "503", "507"),
+    ("400", "403", "409", "413", "415", "422", "429", "503", "507"),
     json=schemas.Fit,
 )
 def submit() -> Response:

@@ -69,6 +69,7 @@ class Job(Shown):
     version: int
     model: str
     task: str | None = None
+    licence: str | None = Field(default=None, description="of the model, and so of the answers")
     rows: int | None = None
     columns: int | None = None
     schema_: dict[str, Any] | None = Field(

@@ -8,7 +8,7 @@ from api import schemas, views
 from api.openapi import documented
 from api.requests import answer, tenant
 from api.services import services
-from common.errors import CatalogueEmptied, CatalogueUnavailable, ModelNotReady
+from common.errors import CatalogueEmptied, CatalogueUnavailable
 
 blueprint = Blueprint("system", __name__)
 
@@ -67,7 +67,10 @@ def livez() -> Response:
 @blueprint.get("/readyz")
 @documented("system", {"200": schemas.Shown, "503": schemas.Shown})
 def readyz() -> Response:
-    """200 when fits and predicts would be taken, else 503 with what is missing."""
+    """200 when fits and predicts would be taken, else 503 with what is missing.
+
+    A configured model other than the default that lacks its weights is told and does not count.
+    """
     missing = {}
     held = services()
     try:
@@ -83,15 +86,12 @@ def readyz() -> Response:
     if not missing and not held.snapshot.workers:
         missing["snapshot"] = "the routing snapshot knows no predict worker yet"
     default = held.registry.default_model()
-    reasons = []
-    for task in held.registry.spec(default).files:
-        try:
-            held.registry.weights(default, task)
-        except ModelNotReady as error:
-            reasons.append(error.detail)
-    if len(reasons) == len(held.registry.spec(default).files):
-        missing["model"] = " ".join(reasons)
+    unready = held.registry.unready()
+    if not any(held.registry.ready(default, task) for task in held.registry.spec(default).files):
+        missing["model"] = unready[default]
     headers = {"Retry-After": "1"} if missing else None
     return answer(
-        {"ready": not missing, "missing": missing, "default_model": default}, 503 if missing else 200, headers
+        {"ready": not missing, "missing": missing, "default_model": default, "models_unready": unready},
+        503 if missing else 200,
+        headers,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.catalogue.records import Dataset, FitWorker, Job, PredictWorker, Version
+from common.models.registry import SPECS
 from common.relay.wire import POINTS, Answer
 from common.service.forecast import Outlook, progress
 from common.tables.target import Target
@@ -41,6 +42,7 @@ def job(job: Job, outlook: Outlook) -> dict[str, Any]:
         "task": job.task or None,
         "target": job.target,
         "options": dict(job.options),
+        "licence": SPECS[job.model].licence if job.model in SPECS else None,
         "rows": job.rows or None,
         "columns": job.columns or None,
         "queue": job.queue,

@@ -12,7 +12,15 @@ from common.models.protocol import AUTO, CACHES, PRECISIONS, ModelSpec
 from common.settings import Settings
 
 #: CPU seconds a cell and ensemble member, one thread, measured with 200 x 10 to 5,000 x 50 tables and 8 members.
-FIT_S_PER_CELL = {"tabicl-v2": 1.1e-4, "tabicl-mini": 7e-6}
+FIT_S_PER_CELL = {
+    "tabicl-v2": 1.1e-4,
+    "tabicl-mini": 7e-6,
+    "tabpfn-v2": 2.3e-4,
+    "tabpfn-v2.5": 3.4e-4,
+    "tabpfn-v2.6": 3.4e-4,
+    "tabpfn-v3": 1.9e-4,
+    "tabpfn-v3.5": 3.8e-4,
+}
 #: What a fit takes whatever its size: reading the table, writing and verifying the context.
 FIT_S_LEAST = 0.3
 #: Slots beside the features that the model computes for each row.

@@ -2,6 +2,8 @@
 
 TabrelayError
 ├── MalformedBody           400  malformed_body
+├── Forbidden               403  forbidden
+│   └── LicenceNotAccepted       licence_not_accepted
 ├── NotFound                404  not_found
 │   ├── DatasetNotFound          dataset_not_found
 │   ├── VersionNotFound          version_not_found
@@ -93,6 +95,18 @@ class MalformedBody(TabrelayError):
     """The body can't be parsed."""
 
     code, status, title = "malformed_body", 400, "Malformed body"
+
+
+class Forbidden(TabrelayError):
+    """This is not allowed here."""
+
+    code, status, title = "forbidden", 403, "Forbidden"
+
+
+class LicenceNotAccepted(Forbidden):
+    """The model's licence has not been accepted by whoever runs this service."""
+
+    code = "licence_not_accepted"
 
 
 class NotFound(TabrelayError):

@@ -63,6 +63,10 @@ class Settings(BaseSettings):
         default_factory=dict,
         description='Local weights, JSON: `{"tabicl-v2": "folder or file", "tabicl-v2:regressor": "file"}`.',
     )
+    accept_license: str = Field(
+        "",
+        description="Models whose licence is accepted, comma-separated: `tabpfn-v2.5,tabpfn-v3`; `GET /v1/models` shows the licences.",
+    )
     device: str = Field("cpu", description="This worker's device: `cpu` or `cuda:0`.")
     threads: int = Field(1, ge=1, le=256, description="Compute threads of a worker.")
 
@@ -223,6 +227,11 @@ class Settings(BaseSettings):
     def event_streams(self) -> int:
         """`max_event_streams`; its default gives way to a small `api_threads`."""
         return min(self.max_event_streams, self.api_threads - 1)
+
+    @cached_property
+    def accepted_licences(self) -> frozenset[str]:
+        """The models whose licence is accepted."""
+        return frozenset(name.strip() for name in self.accept_license.split(",") if name.strip())
 
     @cached_property
     def queue_names(self) -> tuple[str, ...]:

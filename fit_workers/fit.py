@@ -26,6 +26,7 @@ from common.errors import (
     FitTimeout,
     InternalError,
     InvalidTable,
+    LicenceNotAccepted,
     ModelNotReady,
     StorageFull,
     TabrelayError,
@@ -61,7 +62,7 @@ def warm_up(name: str) -> None:
     worker = _worker(name)
     spec = worker.registry.spec(worker.registry.default_model())
     for task in spec.files:
-        with contextlib.suppress(ModelNotReady):
+        with contextlib.suppress(ModelNotReady, LicenceNotAccepted):
             worker.backbone(spec.name, task)
     worker.parser.start()
 

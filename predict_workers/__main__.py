@@ -17,7 +17,7 @@ import uvicorn
 from common import logs
 from common.catalogue import Catalogue
 from common.contexts.store import ContextStore
-from common.errors import ModelNotReady
+from common.errors import LicenceNotAccepted, ModelNotReady
 from common.files import private_folder
 from common.models.registry import Registry
 from common.process import die_with_parent, parse_bind
@@ -40,7 +40,7 @@ def warm(registry: Registry, backbones: Backbones) -> tuple[str, ...]:
     ready = []
     for spec in registry.specs():
         for task in spec.files:
-            with contextlib.suppress(ModelNotReady):
+            with contextlib.suppress(ModelNotReady, LicenceNotAccepted):
                 registry.weights(spec.name, task)
                 ready.append(spec.name)
                 if spec.name == registry.default_model():

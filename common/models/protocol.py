@@ -112,6 +112,16 @@ class Prediction:
         return 0 if answers is None else len(answers)
 
 
+def spread(probabilities: Any, codes: Any, target: Target) -> Any:
+    """(n, len(codes)) probabilities as float64 (n, k) over all classes of the target; the others are 0.0."""
+    answer = np.asarray(probabilities).astype(np.float64)
+    if answer.shape[1] == len(target.classes):
+        return answer
+    full = np.zeros((len(answer), len(target.classes)))
+    full[:, np.asarray(codes, dtype=np.int64)] = answer
+    return full
+
+
 @dataclass(frozen=True)
 class PredictOptions:
     """What a predict asks for beyond the defaults; part of what may share one forward."""
@@ -163,8 +173,8 @@ class Adapter(Protocol):
         """
         ...
 
-    def inspect(self, path: Path) -> str:
-        """The task of a checkpoint file; raises InvalidRequest in words when it is not one of this family."""
+    def inspect(self, path: Path, model: str) -> tuple[str, ...]:
+        """The tasks of a checkpoint file; raises InvalidRequest in words when it is not one of this model."""
         ...
 
     def load(self, weights: Weights, device: str) -> Backbone:
@@ -249,5 +259,9 @@ class ModelSpec:
     withheld: Mapping[str, str] = field(default_factory=dict)  # output -> why it is not offered
     options: Mapping[str, Option] = field(default_factory=dict)
     sizes: Sizes | None = None
-    hub_repo: str | None = None  # None: the files are in the `checkpoints` folder of the installation
+    bundled: bool = False  # the files are in the `checkpoints` folder of the installation
+    hub: Mapping[str, str] = field(default_factory=dict)  # task -> repository that has its file
     hub_revision: str | None = None
+    libraries: tuple[str, ...] = ()  # whose exact versions a context needs; part of its key
+    gated: bool = False  # used only when `accept_license` names the model; never downloaded by us
+    notice: str = ""  # what the licence asks to be shown

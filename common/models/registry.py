@@ -18,6 +18,7 @@ from common.errors import (
     InternalError,
     InvalidRequest,
     InvalidTarget,
+    LicenceNotAccepted,
     ModelNotFound,
     ModelNotReady,
     TooLarge,
@@ -36,6 +37,7 @@ from common.models.protocol import (
     WholeNumber,
 )
 from common.models.tabicl.sizes import TabICLSizes
+from common.models.tabpfn_specs import tabpfn_specs
 from common.settings import Settings
 from common.tables.canonical import file_digest
 from common.tables.overrides import Overrides
@@ -50,7 +52,7 @@ CHECKPOINTS = Path(common.__file__).resolve().parent.parent / "checkpoints"
 #: What tells a checkpoint's task from its file name.
 _TASK_WORDS = {"classif": "classification", "regress": "regression"}
 
-_OPTIONS: Mapping[str, Option] = {
+_ENSEMBLE: Mapping[str, Option] = {
     "n_estimators": WholeNumber(
         8,
         1,
@@ -58,6 +60,9 @@ _OPTIONS: Mapping[str, Option] = {
         "Ensemble members: differently shuffled and scaled views of the table. More is slower and larger.",
     ),
     "seed": WholeNumber(42, 0, 2**31 - 1, "Seed of the shuffles."),
+}
+_OPTIONS: Mapping[str, Option] = {
+    **_ENSEMBLE,
     "precision": Choice(
         AUTO,
         (AUTO, *PRECISIONS),
@@ -97,7 +102,7 @@ SPECS: Mapping[str, ModelSpec] = {
             options=_OPTIONS,
             withheld=_TABICL_WITHHELD,
             sizes=TabICLSizes(width=128, column_blocks=3, points=128, blocks=12),
-            hub_repo="jingang/TabICL",
+            hub=dict.fromkeys(TASKS, "jingang/TabICL"),
         ),
         ModelSpec(
             name="tabicl-mini",
@@ -114,7 +119,9 @@ SPECS: Mapping[str, ModelSpec] = {
             options=_OPTIONS,
             withheld=_TABICL_WITHHELD,
             sizes=TabICLSizes(width=32, column_blocks=1, points=16, blocks=4),
+            bundled=True,
         ),
+        *tabpfn_specs(_ENSEMBLE),
     )
 }
 
@@ -179,7 +186,32 @@ class Registry:
 
     def folder(self, spec: ModelSpec) -> Path:
         """Where the model's files are looked for unless `model_paths` says otherwise."""
-        return CHECKPOINTS if spec.hub_repo is None else self._settings.data / "models" / spec.name
+        return CHECKPOINTS if spec.bundled else self._settings.data / "models" / spec.name
+
+    def require_licence(self, spec: ModelSpec) -> None:
+        """Raise LicenceNotAccepted when the model needs an acceptance that was not given."""
+        if spec.gated and spec.name not in self._settings.accepted_licences:
+            raise LicenceNotAccepted(
+                f"{spec.title} is under the licence {spec.licence!r} ({spec.licence_url}). {spec.notice} "
+                f"Whoever runs this service accepts it with TABRELAY_ACCEPT_LICENSE={spec.name}.",
+                model=spec.name,
+                licence=spec.licence,
+                licence_url=spec.licence_url,
+            )
+
+    def unready(self) -> dict[str, str]:
+        """What is configured (the default model, `model_paths`) and can't be used: why, by model."""
+        default = self.default_model()
+        wanted = [(default, task) for task in self.spec(default).files]
+        for name, only in self._paths:
+            wanted += [(name, task) for task in ((only,) if only else self.spec(name).files)]
+        reasons: dict[str, list[str]] = {}
+        for name, task in dict.fromkeys(wanted):
+            try:
+                self.weights(name, task)
+            except (ModelNotReady, LicenceNotAccepted) as error:
+                reasons.setdefault(name, []).append(error.detail)
+        return {name: " ".join(dict.fromkeys(said)) for name, said in reasons.items()}
 
     def path(self, name: str, task: str) -> Path:
         """Where this model's weights for the task should be, whether or not they are there.
@@ -196,6 +228,8 @@ class Registry:
         if both is None or both.is_dir():
             return (both or self.folder(spec)) / spec.files[task]
         told = task_of_word(both.name)
+        if told is None and len(set(spec.files.values())) == 1:
+            return both  # one file for both tasks
         if told is None:
             raise ModelNotReady(
                 f"{both} was given as {name!r} without its task; write {name}:classification={both} or "
@@ -210,10 +244,11 @@ class Registry:
         return self.folder(spec) / spec.files[task]
 
     def weights(self, name: str, task: str) -> Weights:
-        """The model's weights for the task; raises ModelNotFound, or ModelNotReady that says how to get them.
+        """The model's weights for the task.
 
-        The digest is kept in memory until the file's size or time changes.
+        Raises ModelNotFound, LicenceNotAccepted, or ModelNotReady that says how to get them. The digest is kept in memory until the file's size or time changes.
         """
+        self.require_licence(self.spec(name))
         path = self.path(name, task)
         try:
             stat = path.stat()
@@ -231,8 +266,14 @@ class Registry:
     def _missing(self, spec: ModelSpec, task: str, path: Path, error: OSError) -> ModelNotReady:
         told = spec.name if (spec.name, task) not in self._paths else f"{spec.name}:{task}"
         ways = [f"start with `tabrelay up --model {told}=PATH` to use a file or folder of yours"]
-        if spec.hub_repo is not None:
-            ways.append(f"with `tabrelay up --model {spec.name}` to download it from {spec.hub_repo}")
+        repository = spec.hub.get(task)
+        if spec.gated:
+            ways.append(
+                f"get {spec.files[task]} from https://huggingface.co/{repository}, with an account that has "
+                f"accepted the licence there, and put it into {self.folder(spec)}"
+            )
+        elif repository is not None:
+            ways.append(f"with `tabrelay up --model {spec.name}` to download it from {repository}")
         why = (
             "is missing"
             if isinstance(error, FileNotFoundError)
@@ -247,8 +288,9 @@ class Registry:
     def ready(self, name: str, task: str) -> bool:
         """Whether the weights are there, without reading them."""
         try:
+            self.require_licence(self.spec(name))
             return os.access(self.path(name, task), os.R_OK) and self.path(name, task).is_file()
-        except ModelNotReady:
+        except (ModelNotReady, LicenceNotAccepted):
             return False
 
     def default_model(self) -> str:
@@ -268,7 +310,7 @@ class Registry:
         for task in spec.files:
             try:
                 digests[task] = self.weights(spec.name, task).digest
-            except ModelNotReady as error:
+            except (ModelNotReady, LicenceNotAccepted) as error:
                 reasons[task] = error.detail
         return {
             "name": spec.name,
@@ -283,6 +325,8 @@ class Registry:
             },
             "licence": spec.licence,
             "licence_url": spec.licence_url,
+            "licence_accepted": not spec.gated or spec.name in self._settings.accepted_licences,
+            "notice": spec.notice,
             "weights": digests,
             "outputs": {task: list(outputs(spec, task)) for task in spec.files},
             "options": {name: _shown(option) for name, option in spec.options.items()},

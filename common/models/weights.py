@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from common.errors import FieldError, InvalidRequest, ModelNotReady, TabrelayError
+from common.errors import FieldError, InvalidRequest, LicenceNotAccepted, ModelNotReady, TabrelayError
 from common.models.protocol import AUTO, ModelSpec
 from common.models.registry import FALLBACK, PREFERRED, Registry, load_adapter, split_key, task_of_word
 from common.settings import Settings
@@ -48,10 +48,17 @@ def reachable(endpoint: str) -> bool:
 
 
 def download(registry: Registry, spec: ModelSpec) -> None:
-    """Fetch the model's missing files into its folder; raises ModelNotReady that says why it can't be done."""
+    """Fetch the model's missing files into its folder.
+
+    Raises ModelNotReady that says why it can't be done or, where a licence must be accepted first, how to get the file;
+    LicenceNotAccepted.
+    """
+    registry.require_licence(spec)
     missing = [task for task in spec.files if not registry.ready(spec.name, task)]
-    if not missing or spec.hub_repo is None:
+    if not missing or spec.bundled:
         return
+    if spec.gated:
+        registry.weights(spec.name, missing[0])
     if not reachable(hub()):
         raise ModelNotReady(
             f"the weights of {spec.name} are not here and {hub()} can't be reached", model=spec.name
@@ -62,30 +69,33 @@ def download(registry: Registry, spec: ModelSpec) -> None:
     folder = registry.folder(spec)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for task in missing:
-        name = spec.files[task]
-        say(f"downloading {name} from {spec.hub_repo} into {folder}")
+        name, repository = spec.files[task], spec.hub[task]
+        say(f"downloading {name} from {repository} into {folder}")
         try:
-            hf_hub_download(spec.hub_repo, name, revision=spec.hub_revision, local_dir=folder)
+            hf_hub_download(repository, name, revision=spec.hub_revision, local_dir=folder)
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             raise ModelNotReady(
                 f"{name} could not be downloaded from {hub()}: {error}", model=spec.name
             ) from error
 
 
-def inspect(spec: ModelSpec, path: Path, expected: str | None) -> str:
-    """The task of a weights file; raises InvalidRequest when it is not of this family or for the other task."""
-    task = load_adapter(spec).inspect(path)
-    if expected is not None and task != expected:
+def inspect(spec: ModelSpec, path: Path, expected: str | None) -> tuple[str, ...]:
+    """The tasks of a weights file, or the expected one; raises InvalidRequest when it is of another model or task."""
+    tasks = load_adapter(spec).inspect(path, spec.name)
+    if expected is None:
+        return tasks
+    if expected not in tasks:
         kinds = {"classification": "a classifier", "regression": "a regressor"}
-        message = f"{path} is {kinds[task]}, but {kinds[expected]} of {spec.name} is wanted there"
+        message = f"{path} is {kinds[tasks[0]]}, but {kinds[expected]} of {spec.name} is wanted there"
         raise InvalidRequest(message, errors=[FieldError("model", message)])
-    return task
+    return (expected,)
 
 
 def resolve(models: Sequence[str], settings: Settings) -> dict[str, Any]:
     """Paths, default model and notes for the stack; downloads what a named model lacks.
 
-    Raises ModelNotFound, ModelNotReady, InvalidRequest.
+    A named model that can't be had is a note as long as another named one can. Raises ModelNotFound, ModelNotReady,
+    LicenceNotAccepted, InvalidRequest.
     """
     paths: dict[str, str] = dict(settings.model_paths)
     named: list[str] = []
@@ -99,7 +109,12 @@ def resolve(models: Sequence[str], settings: Settings) -> dict[str, Any]:
             paths |= _checked(spec, told, Path(path).expanduser().absolute())
     registry = Registry(settings.model_copy(update={"model_paths": paths}))
     notes: list[str] = []
-    default = _default(registry, named, settings.default_model, notes)
+    default, absent = _default(registry, named, settings.default_model, notes)
+    for name in absent:
+        # Where its files are looked for: `/readyz` says what is missing there, until it no longer is.
+        folder = registry.folder(registry.spec(name))
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        paths.setdefault(name, str(folder))
     return {"default_model": default, "model_paths": paths, "notes": notes}
 
 
@@ -119,27 +134,43 @@ def _checked(spec: ModelSpec, told: str | None, path: Path) -> dict[str, str]:
         for task, file in found.items():
             inspect(spec, file, task)
         return {f"{spec.name}:{task}": str(file) for task, file in found.items()}
-    task = inspect(spec, path, told or task_of_word(path.name))
-    return {f"{spec.name}:{task}": str(path)}
+    tasks = inspect(spec, path, told or task_of_word(path.name))
+    return {f"{spec.name}:{task}": str(path) for task in tasks}
 
 
-def _default(registry: Registry, named: Sequence[str], setting: str, notes: list[str]) -> str:
-    """The default model, its weights in place: the first one named, the setting's, or the best that can be had."""
+def _default(
+    registry: Registry, named: Sequence[str], setting: str, notes: list[str]
+) -> tuple[str, list[str]]:
+    """The default model, its weights in place, and the named models that can't be had.
+
+    The default is the first one named that can be had, the setting's, or the best that can.
+    """
     wanted = list(dict.fromkeys(named)) or ([] if setting == AUTO else [setting])
+    absent: dict[str, ModelNotReady | LicenceNotAccepted] = {}
     for name in wanted:
         spec = registry.spec(name)
         if not any(registry.ready(name, task) for task in spec.files):
-            download(registry, spec)
+            try:
+                download(registry, spec)
+            except (ModelNotReady, LicenceNotAccepted) as error:
+                absent[name] = error
     if wanted:
-        return wanted[0]
+        there = [name for name in wanted if name not in absent]
+        if not there:
+            raise absent[wanted[0]]
+        notes += [
+            f"{error.detail}; until then {name} is not served, the default model is {there[0]}"
+            for name, error in absent.items()
+        ]
+        return there[0], list(absent)
     try:
         download(registry, registry.spec(PREFERRED))
-        return PREFERRED
+        return PREFERRED, []
     except ModelNotReady as error:
         notes.append(
             f"{error.detail}; {FALLBACK}, small and in this installation, is the default model instead"
         )
-        return FALLBACK
+        return FALLBACK, []
 
 
 def say(line: str) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def context_key(
         "options": dict(options),
         "state_version": spec.state_version,
     }
+    if spec.libraries:
+        parts["libraries"] = {name: installed_version(name) for name in spec.libraries}
     return str(blake3(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest())
 
 

@@ -42,9 +42,9 @@ class TabICLAdapter:
         exact = 0.0 if torch.device(device).type == "cpu" else 1e-3
         return exact + TOLERANCES[precision]
 
-    def inspect(self, path: Path) -> str:
+    def inspect(self, path: Path, model: str) -> tuple[str, ...]:
         """The task of a checkpoint file; raises InvalidRequest in words when it is not a TabICL checkpoint."""
-        return inspect_checkpoint(path)
+        return (inspect_checkpoint(path),)
 
     def load(self, weights: Weights, device: str) -> TabICLBackbone:
         """Load weights; raises ModelNotReady when the file is not what `weights` says."""

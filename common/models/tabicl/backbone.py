@@ -6,6 +6,7 @@ Upstream: tabicl/_sklearn/classifier.py and regressor.py, `_load_model`; tabicl/
 from __future__ import annotations
 
 import inspect as introspection
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -75,7 +76,9 @@ def inspect_checkpoint(path: Path) -> str:
     Raises InvalidRequest in words.
     """
     config, tensors = read_checkpoint(path)
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        # Beside tabpfn, torch registers operators of the meta device a second time, and says so.
+        warnings.simplefilter("ignore")
         module = _build(config, path)
     _check_tensors(module, tensors, path)
     return _task(module)

@@ -21,7 +21,7 @@ import torch
 from tabicl import TabICLClassifier, TabICLRegressor
 
 from common.errors import FieldError, InvalidRequest, InvalidTable, InvalidTarget, TabrelayError, TooLarge
-from common.models.protocol import Prediction, PredictOptions, Progress, TrainingTable
+from common.models.protocol import Prediction, PredictOptions, Progress, TrainingTable, spread
 from common.models.tabicl.backbone import TabICLBackbone
 from common.tables.features import Features
 from common.tables.target import Target
@@ -120,16 +120,6 @@ def fit(
         module.clear_cache()
     precision = str(options.get("precision", "native"))
     return TabICLFitted(estimator, backbone, table.target, len(table.features.names), precision, cache)
-
-
-def spread(probabilities: Any, codes: Any, target: Target) -> Any:
-    """(n, len(codes)) probabilities as float64 (n, k) over all classes of the target; the others are 0.0."""
-    answer = np.asarray(probabilities).astype(np.float64)
-    if answer.shape[1] == len(target.classes):
-        return answer
-    full = np.zeros((len(answer), len(target.classes)))
-    full[:, np.asarray(codes, dtype=np.int64)] = answer
-    return full
 
 
 def _check(table: TrainingTable, backbone: TabICLBackbone) -> None:

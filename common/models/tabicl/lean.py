@@ -22,9 +22,9 @@ import torch
 from tabicl._model.kv_cache import KVCache
 
 from common.errors import FieldError, InvalidRequest, InvalidRows
-from common.models.protocol import Prediction, PredictOptions
+from common.models.protocol import Prediction, PredictOptions, spread
 from common.models.tabicl.backbone import TabICLBackbone
-from common.models.tabicl.fit import POINTS, spread
+from common.models.tabicl.fit import POINTS
 from common.models.tabicl.precision import Rows
 from common.tables.features import Features
 from common.tables.target import Target

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import InvalidRequest, InvalidTarget, ModelNotFound, ModelNotReady, TooLarge
+from common.errors import (
+    InvalidRequest,
+    InvalidTarget,
+    LicenceNotAccepted,
+    ModelNotFound,
+    ModelNotReady,
+    TooLarge,
+)
 from common.models.registry import CHECKPOINTS, Registry, check_table, validate_options
 from common.settings import Settings
 from common.tables.target import Target
@@ -108,5 +115,48 @@ def test_tables_over_a_model_s_limits_are_refused_with_the_numbers(registry: Reg
     "package", ["api.app", "tabrelay", "tabrelay.cli.app", "tabrelay.up.stack", "common.service.fits"]
 )
 def test_what_users_and_the_api_import_never_loads_torch(package: str) -> None:
-    look = f"import sys, {package}; sys.exit(bool({{'torch', 'tabicl'}} & set(sys.modules)))"
+    look = f"import sys, {package}; sys.exit(bool({{'torch', 'tabicl', 'tabpfn'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", look], check=False, cwd=ROOT).returncode == 0
+
+
+def test_a_licence_that_was_not_accepted_is_named_with_the_setting(tmp_path: Path) -> None:
+    registry = Registry(Settings(data_dir=tmp_path))
+    with pytest.raises(LicenceNotAccepted) as refused:
+        registry.weights("tabpfn-v2.6", "classification")
+    assert "TABRELAY_ACCEPT_LICENSE=tabpfn-v2.6" in refused.value.detail
+    assert refused.value.facts["licence_url"] in refused.value.detail
+    assert refused.value.status == 403
+    assert not registry.ready("tabpfn-v2.6", "classification")
+    shown = {model["name"]: model for model in registry.describe()}
+    assert [name for name, model in shown.items() if not model["licence_accepted"]] == [
+        "tabpfn-v2.5",
+        "tabpfn-v2.6",
+        "tabpfn-v3",
+        "tabpfn-v3.5",
+    ]
+    assert "TABRELAY_ACCEPT_LICENSE" in shown["tabpfn-v3.5"]["reasons"]["regression"]
+    assert "commercial" in shown["tabpfn-v3"]["notice"]
+
+
+def test_an_accepted_licence_leaves_the_file_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, accept_license=" tabpfn-v2.6, tabpfn-v3.5")
+    registry = Registry(settings)
+    with pytest.raises(ModelNotReady, match=r"huggingface\.co/Prior-Labs/tabpfn_2_6.*put it into") as missing:
+        registry.weights("tabpfn-v2.6", "classification")
+    assert str(tmp_path / "models" / "tabpfn-v2.6") in missing.value.detail
+    with pytest.raises(LicenceNotAccepted):
+        registry.weights("tabpfn-v2.5", "classification")
+    one = tmp_path / "tabpfn-v3.5-20260909.safetensors"
+    one.write_bytes(b"weights")
+    given = Registry(settings.model_copy(update={"model_paths": {"tabpfn-v3.5": str(one)}}))
+    assert {given.path("tabpfn-v3.5", task) for task in ("classification", "regression")} == {one}
+
+
+def test_only_what_is_configured_counts_as_missing(tmp_path: Path) -> None:
+    assert Registry(Settings(data_dir=tmp_path)).unready() == {}
+    paths = {"tabpfn-v2": str(tmp_path), "tabpfn-v3:regression": str(tmp_path / "v3.ckpt")}
+    unready = Registry(Settings(data_dir=tmp_path, model_paths=paths)).unready()
+    assert list(unready) == ["tabpfn-v2", "tabpfn-v3"]
+    assert str(tmp_path / "tabpfn-v2-regressor.ckpt") in unready["tabpfn-v2"]
+    assert "Prior-Labs/TabPFN-v2-clf" in unready["tabpfn-v2"]
+    assert "TABRELAY_ACCEPT_LICENSE=tabpfn-v3" in unready["tabpfn-v3"]

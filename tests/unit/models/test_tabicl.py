@@ -248,5 +248,5 @@ def test_weights_are_what_they_are_said_to_be(tmp_path: Path) -> None:
     broken = tmp_path / "broken.ckpt"
     broken.write_bytes(b"not a checkpoint")
     with pytest.raises(InvalidRequest):
-        fitting.adapter().inspect(broken)
-    assert fitting.adapter().inspect(weights.path) == "regression"
+        fitting.adapter().inspect(broken, fitting.MODEL)
+    assert fitting.adapter().inspect(weights.path, fitting.MODEL) == ("regression",)

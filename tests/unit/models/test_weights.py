@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import InvalidRequest, ModelNotFound, ModelNotReady
+from common.errors import InvalidRequest, LicenceNotAccepted, ModelNotFound, ModelNotReady
 from common.models import weights
 from common.models.registry import CHECKPOINTS, Registry
 from common.settings import Settings
@@ -140,6 +140,21 @@ def test_an_unreachable_hub_is_told_at_once(settings: Settings, monkeypatch: pyt
     assert "can't be reached" in resolved["notes"][0]
     with pytest.raises(ModelNotReady, match="can't be reached"):
         weights.resolve(["tabicl-v2"], settings)
+
+
+def test_a_named_model_that_can_not_be_had_is_a_note_beside_one_that_can(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    resolved = weights.resolve(["tabpfn-v2", "tabicl-mini", "tabpfn-v3"], settings)
+    assert resolved["default_model"] == "tabicl-mini"
+    assert resolved["notes"][0].split(";")[0].endswith("can't be reached")
+    assert "TABRELAY_ACCEPT_LICENSE=tabpfn-v3" in resolved["notes"][1]
+    assert set(resolved["model_paths"]) == {"tabpfn-v2", "tabpfn-v3"}
+    started = Registry(settings.model_copy(update=resolved | {"default_model": "tabicl-mini"}))
+    assert set(started.unready()) == {"tabpfn-v2", "tabpfn-v3"}
+    with pytest.raises(LicenceNotAccepted):
+        weights.resolve(["tabpfn-v3"], settings)
 
 
 def test_given_files_are_looked_into(settings: Settings, tmp_path: Path) -> None:
