@@ -13,6 +13,9 @@ from common.models.protocol import ModelSpec
 FIT_S_PER_CELL = {"tabicl-v2": 1.1e-4, "tabicl-mini": 7e-6}
 #: What a fit takes whatever its size: reading the table, writing and verifying the context.
 FIT_S_LEAST = 0.3
+#: What a one-shot takes whatever its size, measured with 150 x 10; and the search for a column's power transform,
+#: which ensembles of two members and more make.
+ONE_SHOT_S_LEAST, POWER_S_PER_COLUMN = 0.01, 0.008
 #: Slots beside the features that the model computes for each row.
 EXTRA_COLUMNS = 4
 
@@ -22,6 +25,14 @@ def estimate_fit_s(spec: ModelSpec, rows: int, columns: int, options: Mapping[st
     members = int(options.get("n_estimators", 8))
     per_cell = FIT_S_PER_CELL.get(spec.name, 1.1e-4)
     return FIT_S_LEAST + per_cell * members * rows * (columns + EXTRA_COLUMNS)
+
+
+def estimate_one_shot_s(spec: ModelSpec, rows: int, columns: int, options: Mapping[str, Any]) -> float:
+    """Estimated seconds of one thread for a fit and its predict in one go; `rows` counts both tables'."""
+    members = int(options.get("n_estimators", 8))
+    per_cell = FIT_S_PER_CELL.get(spec.name, 1.1e-4)
+    power_s = POWER_S_PER_COLUMN * columns if members > 1 else 0.0
+    return ONE_SHOT_S_LEAST + power_s + per_cell * members * rows * (columns + EXTRA_COLUMNS)
 
 
 class UploadRoom:

@@ -59,7 +59,7 @@ class PredictService:
 
     def predict(self, request: PredictRequest, version: Version) -> tuple[Version, Answer, str]:
         """Version, answer and output kind, given what `resolve` said; raises as Relay.predict does, and InvalidRequest."""
-        output = self._output(request, version)
+        output = output_of(request.output, request.quantiles, version.task)
         levels: tuple[float, ...] = ()
         if output == "quantiles":
             levels = tuple(request.quantiles) or DEFAULT_QUANTILES
@@ -69,7 +69,7 @@ class PredictService:
             version=request.version,
             rows=request.rows,
             request_id=request.request_id,
-            deadline=request.arrived + self._deadline_s(request),
+            deadline=request.arrived + deadline_s(request.deadline_s, self._settings),
             quantiles=levels,
         )
         try:
@@ -83,30 +83,32 @@ class PredictService:
             raise
         return version, answer, output
 
-    def _deadline_s(self, request: PredictRequest) -> float:
-        given = request.deadline_s
-        if given is None:
-            return self._settings.predict_deadline_s
-        most = self._settings.max_predict_deadline_s
-        if not 0 < given <= most:
-            raise _wrong("deadline_ms", f"must be above 0 and at most {most * 1000:.0f}")
-        return given
 
-    @staticmethod
-    def _output(request: PredictRequest, version: Version) -> str:
-        allowed = OUTPUTS[version.task]
-        if request.quantiles and "quantiles" not in allowed:
-            raise _wrong("quantiles", f"are answers of a regression; this dataset is a {version.task}")
-        output = request.output or ("quantiles" if request.quantiles else allowed[0])
-        if output not in allowed:
-            raise _wrong("output", f"must be one of {', '.join(allowed)} for {version.task}")
-        if len(request.quantiles) > QUANTILES_MOST:
-            raise _wrong("quantiles", f"at most {QUANTILES_MOST} levels, {len(request.quantiles)} given")
-        if any(not 0 < level < 1 for level in request.quantiles):
-            raise _wrong("quantiles", "each level must be above 0 and below 1, such as 0.05,0.5,0.95")
-        if request.quantiles and output != "quantiles":
-            raise _wrong("quantiles", f"goes with output=quantiles, not with output={output}")
-        return output
+def deadline_s(given: float | None, settings: Settings) -> float:
+    """Seconds that a predict may take; raises InvalidRequest."""
+    if given is None:
+        return settings.predict_deadline_s
+    most = settings.max_predict_deadline_s
+    if not 0 < given <= most:
+        raise _wrong("deadline_ms", f"must be above 0 and at most {most * 1000:.0f}")
+    return given
+
+
+def output_of(output: str | None, quantiles: Sequence[float], task: str) -> str:
+    """The output kind of a predict of this task; raises InvalidRequest."""
+    allowed = OUTPUTS[task]
+    if quantiles and "quantiles" not in allowed:
+        raise _wrong("quantiles", f"are answers of a regression; this is a {task}")
+    chosen = output or ("quantiles" if quantiles else allowed[0])
+    if chosen not in allowed:
+        raise _wrong("output", f"must be one of {', '.join(allowed)} for {task}")
+    if len(quantiles) > QUANTILES_MOST:
+        raise _wrong("quantiles", f"at most {QUANTILES_MOST} levels, {len(quantiles)} given")
+    if any(not 0 < level < 1 for level in quantiles):
+        raise _wrong("quantiles", "each level must be above 0 and below 1, such as 0.05,0.5,0.95")
+    if quantiles and chosen != "quantiles":
+        raise _wrong("quantiles", f"goes with output=quantiles, not with output={chosen}")
+    return chosen
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:

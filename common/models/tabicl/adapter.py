@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from common.errors import ContextIncompatible
-from common.models.protocol import Frozen, Progress, TrainingTable, Weights
+from common.models.protocol import Frozen, Once, OneShot, Progress, TrainingTable, Weights
 from common.models.tabicl import fit as fitting
+from common.models.tabicl import once
 from common.models.tabicl import state as states
 from common.models.tabicl.backbone import TabICLBackbone, inspect_checkpoint, load_backbone
 from common.models.tabicl.lean import Group, LeanPredictor, Power, Preprocessing, spans
@@ -49,6 +50,10 @@ class TabICLAdapter:
     ) -> fitting.TabICLFitted:
         """Encode the training table; see `common.models.tabicl.fit.fit`."""
         return fitting.fit(table, cast(TabICLBackbone, backbone), options, progress)
+
+    def once(self, shots: Sequence[OneShot], backbone: Any) -> list[Once]:
+        """Fit and answer small tables, those of one shape in one forward."""
+        return once.once(shots, cast(TabICLBackbone, backbone))
 
     def freeze(self, state: Any) -> Frozen:
         """The fitted estimator as tensors and JSON."""

@@ -72,7 +72,7 @@ def fit(
     classification = table.target.task == "classification"
     if classification != (backbone.max_classes > 0):
         raise InvalidRequest(f"The weights of {backbone.weights.model!r} are not for {table.target.task}.")
-    _check(table, backbone)
+    check(table, backbone)
     progress(0.0)
     estimator = (TabICLClassifier if classification else TabICLRegressor)(
         n_estimators=int(options["n_estimators"]),
@@ -115,7 +115,8 @@ def spread(probabilities: Any, codes: Any, target: Target) -> Any:
     return full
 
 
-def _check(table: TrainingTable, backbone: TabICLBackbone) -> None:
+def check(table: TrainingTable, backbone: TabICLBackbone) -> None:
+    """Raise InvalidTable or InvalidTarget for what the backbone can't be fitted on."""
     features, y, target = table.features, table.y, table.target
     if features.rows < 1 or not features.names:
         raise InvalidTable(

@@ -36,7 +36,7 @@ _EPSILON = float(np.finfo(np.float64).eps)
 #: Matrix products of fewer rows round differently, so so few rows go through each group as the library sends them.
 FEW_ROWS = 4
 #: What the library fills placeholder slots with.
-_SKIPPED = -100.0
+SKIPPED = -100.0
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Preprocessing:
                 raise InvalidRows(
                     f"Column {features.names[column]!r} has another kind than in the training table."
                 )
-            values[i] = _codes(given, self.text[i]) if i < len(self.text) else given
+            values[i] = codes_of(given, self.text[i]) if i < len(self.text) else given
         missing = np.isnan(values)
         if missing.any():
             values = np.where(missing, self.means, values)
@@ -123,7 +123,7 @@ class Preprocessing:
         return np.ascontiguousarray(joined.transpose(0, 2, 1), dtype=np.float32)
 
 
-def _codes(values: Any, known: pa.StringArray) -> Any:
+def codes_of(values: Any, known: pa.StringArray) -> Any:
     """The place of each text among the known ones; -1 where missing or never seen."""
     found = pc.index_in(values, value_set=known)
     return pc.fill_null(found, -1).to_numpy(zero_copy_only=False)
@@ -205,9 +205,13 @@ class LeanPredictor:
                 outputs = torch.cat(parts)
             else:
                 outputs = self._forward(moved, self._whole)
-            if self._class_shuffles is not None:
-                return Prediction(probabilities=self._probabilities(outputs.cpu().numpy()))
-            return self._statistics(outputs, options)
+            return self.told(outputs, options)
+
+    def told(self, outputs: torch.Tensor, options: PredictOptions) -> Prediction:
+        """What the ensemble's outputs (E, n, classes or quantiles) say of the rows."""
+        if self._class_shuffles is not None:
+            return Prediction(probabilities=self._probabilities(outputs[..., : self._classes].cpu().numpy()))
+        return self._statistics(outputs, options)
 
     def _check(self, options: PredictOptions) -> None:
         if not options.quantiles:
@@ -234,7 +238,7 @@ class LeanPredictor:
         grouped = columns.feature_grouping(inputs)  # (E, n, groups, group size)
         slots = self._state["slots"]
         if slots:
-            grouped = torch.nn.functional.pad(grouped, (0, 0, slots, 0), value=_SKIPPED)
+            grouped = torch.nn.functional.pad(grouped, (0, 0, slots, 0), value=SKIPPED)
         embedded = columns._compute_embeddings_with_cache(
             grouped.transpose(1, 2), col_cache=span.columns, use_cache=True, store_cache=False
         ).transpose(1, 2)[:, :, slots:]
@@ -243,7 +247,7 @@ class LeanPredictor:
         output = icl._icl_predictions_with_cache(
             represented, icl_cache=span.rows, use_cache=True, store_cache=False
         )
-        return cast(torch.Tensor, output if self._class_shuffles is None else output[..., : self._classes])
+        return cast(torch.Tensor, output)
 
     @property
     def _classes(self) -> int:
