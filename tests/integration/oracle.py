@@ -55,6 +55,7 @@ class Oracle:
         rows: pa.Table | None = None,
         quantiles: Sequence[float] = (),
         checkpoint: Path | None = None,
+        members: int = 8,
     ) -> list[dict[str, Any]]:
         """The library's answers for each slice of `rows` (the training rows when not given)."""
         kind = "classifier" if task == "classification" else "regressor"
@@ -65,6 +66,7 @@ class Oracle:
             "task": task,
             "slices": [[s.start or 0, s.stop] for s in slices],
             "quantiles": list(quantiles),
+            "members": members,
             "checkpoint": str(checkpoint or CHECKPOINTS / f"tabicl-mini-{kind}.ckpt"),
         }
         assert self._process.stdin is not None
@@ -102,7 +104,7 @@ def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
     schema = TableSchema.infer(table, job["target"])
     cls = TabICLClassifier if job["task"] == "classification" else TabICLRegressor
     library = cls(
-        n_estimators=8,
+        n_estimators=job["members"],
         kv_cache="kv",
         device="cpu",
         random_state=42,
