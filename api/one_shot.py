@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from flask import Blueprint, Response, g, request
 
 from api import schemas, views
+from api.events import Peer
 from api.openapi import documented
 from api.requests import answer, body_bytes, query_int, tenant
 from api.services import services
@@ -41,15 +42,20 @@ def predict_once() -> Response:
     body = loads_json(body_bytes(most))
     if not isinstance(body, Mapping):
         raise InvalidRequest("the body must be an object with train_features, train_labels and eval_features")
-    found = services().one_shots.predict(
-        OneShotRequest(
-            tenant=tenant(),
-            body=body,
-            request_id=g.request_id,
-            arrived=arrived,
-            deadline_s=None if deadline_ms is None else deadline_ms / 1000,
+    peer = Peer(request.environ.get("gunicorn.socket"))
+    try:
+        found = services().one_shots.predict(
+            OneShotRequest(
+                tenant=tenant(),
+                body=body,
+                request_id=g.request_id,
+                arrived=arrived,
+                deadline_s=None if deadline_ms is None else deadline_ms / 1000,
+                gone=peer.gone,
+            )
         )
-    )
+    finally:
+        peer.forget()
     timings = _timings(found.told.answer, time.monotonic() - arrived)
     response = answer(views.one_shot(found, timings))
     response.headers["Server-Timing"] = ", ".join(f"{part};dur={ms:.3f}" for part, ms in timings.items())

@@ -85,7 +85,7 @@ class Services:
             fits=FitService(catalogue, registry, parser, settings, wake),
             refits=refits,
             predicts=PredictService(snapshot, Relay(snapshot), refits, settings),
-            one_shots=OneShotService(OneShotRelay(snapshot), registry, settings),
+            one_shots=OneShotService(OneShotRelay(snapshot), catalogue, registry, settings, wake),
             uploads=UploadRoom(settings.max_upload_bytes_in_flight),
             datasets=DatasetService(catalogue, settings),
         )

@@ -16,6 +16,8 @@ FIT_S_LEAST = 0.3
 #: What a one-shot takes whatever its size, measured with 150 x 10; and the search for a column's power transform,
 #: which ensembles of two members and more make.
 ONE_SHOT_S_LEAST, POWER_S_PER_COLUMN = 0.01, 0.008
+#: How far one measurement moves a pace.
+PACE_WEIGHT = 0.1
 #: Slots beside the features that the model computes for each row.
 EXTRA_COLUMNS = 4
 
@@ -33,6 +35,20 @@ def estimate_one_shot_s(spec: ModelSpec, rows: int, columns: int, options: Mappi
     per_cell = FIT_S_PER_CELL.get(spec.name, 1.1e-4)
     power_s = POWER_S_PER_COLUMN * columns if members > 1 else 0.0
     return ONE_SHOT_S_LEAST + power_s + per_cell * members * rows * (columns + EXTRA_COLUMNS)
+
+
+class Pace:
+    """Real seconds for an estimated one, as measured lately."""
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+        self._measured = False
+
+    def learn(self, estimated_s: float, real_s: float) -> None:
+        """Work of so many estimated seconds took so many real ones."""
+        found = min(max(real_s / estimated_s, 0.02), 50.0)
+        self.ratio = self.ratio + PACE_WEIGHT * (found - self.ratio) if self._measured else found
+        self._measured = True
 
 
 class UploadRoom:

@@ -117,6 +117,11 @@ class Settings(BaseSettings):
     one_shot_backlog_s: float = Field(
         0.4, gt=0, description="Estimated seconds of one-shots that a predict worker holds at once."
     )
+    one_shots_waiting: int = Field(
+        8,
+        ge=1,
+        description="Most one-shots that wait for a fit worker; each holds a thread of the API meanwhile.",
+    )
     one_shot_context_bytes: int = Field(
         256 * MIB,
         ge=0,

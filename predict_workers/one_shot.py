@@ -10,13 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from common import logs
-from common.admission import ONE_SHOT_S_LEAST
-from common.errors import DeadlinePassed, InternalError, TabrelayError, WorkerBusy
+from common.admission import ONE_SHOT_S_LEAST, Pace
+from common.contexts.reader import open_context
+from common.contexts.store import ContextStore
+from common.errors import (
+    ContextGone,
+    ContextIncompatible,
+    DeadlinePassed,
+    InternalError,
+    TabrelayError,
+    WorkerBusy,
+)
 from common.models.once import once
 from common.models.protocol import (
     Adapter,
@@ -37,8 +46,6 @@ from predict_workers.residency import Backbones, LoadedContext
 
 log = logs.get("one-shot")
 
-#: How far one measurement moves the ratio of real to estimated seconds.
-WEIGHT = 0.1
 Key = tuple[str, str]  # tenant, context key
 
 
@@ -84,30 +91,22 @@ class Waiting:
     shot: OneShot
     adapter: Adapter
     backbone: Backbone
-    estimate_s: float
+    pace: Pace
+    estimate_s: float  # before the pace is applied
     deadline: float  # time.monotonic()
     done: asyncio.Future[Once]
     took_s: float = 0.0
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds alone on the device."""
+        return self.estimate_s * self.pace.ratio
 
     @property
     def shape(self) -> tuple[object, ...]:
         """One-shots of one shape can share a forward."""
         features = self.shot.table.features
         return self.backbone, features.rows, len(features.names), self.shot.rows.rows
-
-
-@dataclass(eq=False)
-class Pace:
-    """Real seconds for an estimated one on this device, as measured lately."""
-
-    ratio: float = 1.0
-    measured: bool = field(default=False)
-
-    def learn(self, estimated_s: float, real_s: float) -> None:
-        """Work of so many estimated seconds took so many real ones."""
-        found = min(max(real_s / estimated_s, 0.02), 50.0)
-        self.ratio = self.ratio + WEIGHT * (found - self.ratio) if self.measured else found
-        self.measured = True
 
 
 class OneShots:
@@ -117,14 +116,15 @@ class OneShots:
         self._name = name
         self._backbones = backbones
         self._batcher = batcher
+        self._store = ContextStore(settings)
         self._most_s = settings.one_shot_device_s
         self._backlog_s = settings.one_shot_backlog_s
         self._waiting: deque[Waiting] = deque()
         self._making: dict[Key, asyncio.Future[None]] = {}
         self._arrived = asyncio.Event()
-        self._pending_s = 0.0  # estimated seconds of what waits and runs
+        self._pending_s = 0.0  # expected seconds of what waits and runs
         self.kept = KeptContexts(settings.one_shot_context_bytes)
-        self.pace = Pace()
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)  # by model
         self.forwards = 0
         self.dropped = 0
 
@@ -148,12 +148,35 @@ class OneShots:
         kept = self.kept.get(key)
         if kept is not None:
             return await self._again(kept, asked, options, question, arrived, deadline)
+        if question.if_held:
+            raise ContextGone("this worker holds no context of the one-shot's table")
         making = self._making[key] = asyncio.get_running_loop().create_future()
         try:
+            if question.made:
+                kept = await asyncio.to_thread(self._open, question)
+                self.kept.keep(key, kept)
+                told = await self._again(kept, asked, options, question, arrived, deadline)
+                return replace(told, reused=False)
             return await self._first(train, asked, schema, options, question, arrived, deadline)
         finally:
             del self._making[key]
             making.set_result(None)
+
+    def _open(self, question: OneShotQuestion) -> Kept:
+        """The context that a fit worker made; its file may be unlinked from now on. Raises as `open_context`."""
+        path = self._store.temporary(question.tenant, question.made)
+        mapped = open_context(path, question.made_digest, "memory")
+        manifest = mapped.manifest
+        adapter, backbone = self._backbones.get(question.model, question.task)
+        if (manifest.key, manifest.weights_digest) != (question.key, backbone.weights.digest):
+            raise ContextIncompatible("the one-shot's context is of another table or of other weights")
+        target = Target.decode(manifest.target)
+        predictor = adapter.thaw(mapped.tensors, manifest.state, backbone, target)
+        schema = TableSchema.decode(manifest.schema)
+        context = LoadedContext(
+            question.tenant, question.key, predictor, schema, target, mapped.nbytes, "memory"
+        )
+        return Kept(context, getattr(predictor, "members", int(manifest.options.get("n_estimators", 1))))
 
     async def _again(
         self,
@@ -174,7 +197,7 @@ class OneShots:
             "forward": work.forward_s,
         }
         answer = _answer(prediction, question, self._name, told)
-        return OneShotAnswer(answer, kept.members, reused=True)
+        return OneShotAnswer(answer, kept.members, reused=True, pace=self._paces[question.model].ratio)
 
     async def _first(
         self,
@@ -199,7 +222,18 @@ class OneShots:
         adapter, backbone = await asyncio.to_thread(self._backbones.get, question.model, question.task)
         shot = OneShot(training, asked, question.options, options)
         parsed = time.monotonic()
-        made, waited = await self._compute(shot, adapter, backbone, question.estimate_s, deadline)
+        pace = self._paces[question.model]
+        made, waited = await self._compute(
+            Waiting(
+                shot,
+                adapter,
+                backbone,
+                pace,
+                question.estimate_s,
+                deadline,
+                asyncio.get_running_loop().create_future(),
+            )
+        )
         answered = time.monotonic()
         nbytes = made.predictor.nbytes
         context = LoadedContext(
@@ -212,30 +246,26 @@ class OneShots:
             "forward": waited.took_s,
         }
         answer = _answer(made.prediction, question, self._name, told)
-        return OneShotAnswer(answer, made.members, reused=False)
+        return OneShotAnswer(answer, made.members, reused=False, pace=pace.ratio)
 
-    async def _compute(
-        self, shot: OneShot, adapter: Adapter, backbone: Backbone, estimate_s: float, deadline: float
-    ) -> tuple[Once, Waiting]:
-        wait_s = self._pending_s * self.pace.ratio
-        if self._pending_s and wait_s + estimate_s * self.pace.ratio > self._backlog_s:
+    async def _compute(self, waiting: Waiting) -> tuple[Once, Waiting]:
+        expected_s = waiting.expected_s
+        if self._pending_s and self._pending_s + expected_s > self._backlog_s:
             raise WorkerBusy(
-                f"one-shots of {wait_s:.2f} s wait here, the most is {self._backlog_s:g} s",
+                f"one-shots of {self._pending_s:.2f} s wait here, the most is {self._backlog_s:g} s",
                 retry_after_s=1,
                 limit=self._backlog_s,
             )
-        done: asyncio.Future[Once] = asyncio.get_running_loop().create_future()
-        waiting = Waiting(shot, adapter, backbone, estimate_s, deadline, done)
-        self._pending_s += estimate_s
+        self._pending_s += expected_s
         try:
             self._waiting.append(waiting)
             self._arrived.set()
-            async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
-                return await done, waiting
+            async with asyncio.timeout(max(waiting.deadline - time.monotonic(), 0)):
+                return await waiting.done, waiting
         except TimeoutError as error:
             raise DeadlinePassed(retry_after_s=1) from error
         finally:
-            self._pending_s = max(self._pending_s - estimate_s, 0.0)
+            self._pending_s = max(self._pending_s - expected_s, 0.0)
 
     async def run(self) -> None:
         """Feed the device until cancelled."""
@@ -248,7 +278,7 @@ class OneShots:
                 continue
             answers, took_s = await loop.run_in_executor(self._batcher.device, compute, together)
             self.forwards += 1
-            self.pace.learn(joint_s(together), took_s)
+            together[0].pace.learn(joint_s(together), took_s)
             for waiting, made in zip(together, answers, strict=True):
                 waiting.took_s = took_s
                 if waiting.done.done():
@@ -266,7 +296,7 @@ class OneShots:
         together: list[Waiting] = []
         for one in live:
             if not together or (
-                one.shape == together[0].shape and joint_s([*together, one]) * self.pace.ratio <= self._most_s
+                one.shape == together[0].shape and joint_s([*together, one]) * one.pace.ratio <= self._most_s
             ):
                 together.append(one)
         self._waiting = deque(one for one in live if one not in together)
@@ -274,7 +304,7 @@ class OneShots:
 
 
 def joint_s(together: Sequence[Waiting]) -> float:
-    """Estimated seconds of one forward for all of them."""
+    """Estimated seconds of one forward for all of them, before the pace is applied."""
     return ONE_SHOT_S_LEAST + sum(max(one.estimate_s - ONE_SHOT_S_LEAST, 0.0) for one in together)
 
 

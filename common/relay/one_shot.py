@@ -38,6 +38,7 @@ class OneShotQuestion:
     quantiles: tuple[float, ...] = ()
     #: Id of a context that a fit worker wrote for this key; empty when the worker is to make it.
     made: str = ""
+    made_digest: str = ""
     #: Whether the worker answers only if it holds the key's context; without one it says ContextGone.
     if_held: bool = False
 
@@ -63,10 +64,11 @@ class OneShotAnswer:
     answer: Answer
     members: int  # of the ensemble that answered
     reused: bool  # whether the context was there before
+    pace: float = 1.0  # real seconds for an estimated one on the worker's device, lately
 
     def encode(self) -> bytes:
         """As a body."""
-        facts = orjson.dumps({"members": self.members, "reused": self.reused})
+        facts = orjson.dumps({"members": self.members, "reused": self.reused, "pace": self.pace})
         return facts + b"\n" + self.answer.encode()
 
     @classmethod

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blake3 import blake3
 
 from common.admission import estimate_one_shot_s
-from common.errors import FieldError, InvalidRequest
+from common.catalogue import Catalogue
+from common.catalogue.records import FitWorker
+from common.errors import (
+    ContextGone,
+    DeadlinePassed,
+    FieldError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from common.lane import OneShotLane
 from common.models.protocol import ModelSpec
 from common.models.registry import Registry, check_table, validate_options
 from common.relay.one_shot import OneShotAnswer, OneShotQuestion, OneShotRelay
 from common.relay.wire import encode_rows
-from common.service.fits import context_key
+from common.service.fits import Wake, context_key
+from common.service.forecast import Forecaster
 from common.service.predicts import DEFAULT_QUANTILES, deadline_s, output_of
 from common.settings import Settings
 from common.tables.one_shot import OneShotLimits, OneShotTables, read_one_shot
+from common.wake import LANE
+
+#: How long a worker's pace counts, and the most that it makes of an estimate.
+PACE_S, PACE_MOST = 60.0, 1.5
 
 
 @dataclass(frozen=True)
@@ -29,6 +47,7 @@ class OneShotRequest:
     request_id: str
     arrived: float  # time.monotonic()
     deadline_s: float | None = None
+    gone: Callable[[], bool] = lambda: False  # whether the caller went away
 
 
 @dataclass(frozen=True)
@@ -44,8 +63,19 @@ class OneShotTold:
 class OneShotService:
     """Answers rows from a training table that comes with them."""
 
-    def __init__(self, relay: OneShotRelay, registry: Registry, settings: Settings) -> None:
+    def __init__(
+        self,
+        relay: OneShotRelay,
+        catalogue: Catalogue,
+        registry: Registry,
+        settings: Settings,
+        wake: Wake,
+    ) -> None:
         self._relay = relay
+        self._catalogue = catalogue
+        self._lane = OneShotLane(catalogue, settings)
+        self._wake = wake
+        self._paces: dict[str, tuple[float, float]] = {}  # by model: when it was told, and what
         self._registry = registry
         self._settings = settings
 
@@ -57,7 +87,7 @@ class OneShotService:
         """The answer.
 
         Raises InvalidRequest, InvalidTable, InvalidTarget, InvalidRows and TooLarge for what was sent, ModelNotFound,
-        ModelNotReady, WorkerBusy, NoPredictWorker and DeadlinePassed.
+        ModelNotReady, Overloaded, Unavailable, DeadlinePassed and Cancelled.
         """
         body = request.body
         deadline = request.arrived + deadline_s(request.deadline_s, self._settings)
@@ -87,8 +117,63 @@ class OneShotService:
             request_id=request.request_id,
             quantiles=(levels or DEFAULT_QUANTILES) if output == "quantiles" else (),
         )
-        told = self._relay.ask(question, train, rows, deadline)
+        told = self._answer(request, question, train, rows, deadline)
         return OneShotTold(told, spec, target.task, output)
+
+    def _answer(
+        self, request: OneShotRequest, question: OneShotQuestion, train: bytes, rows: bytes, deadline: float
+    ) -> OneShotAnswer:
+        """From a predict worker alone when that is estimated to hold up nobody, else with a fit worker's help."""
+        if question.estimate_s * self._pace(question.model) <= self._settings.one_shot_device_s:
+            told = self._relay.ask(question, train, rows, deadline)
+            self._paces[question.model] = time.monotonic(), told.pace
+            return told
+        with contextlib.suppress(ContextGone):
+            return self._relay.ask(replace(question, if_held=True), b"", rows, deadline)
+        self._check_wait(question.estimate_s, deadline)
+        id = self._lane.submit(question.encode(train, b""))
+        try:
+            self._wake(LANE)
+            made = self._lane.wait(id, deadline, request.gone)
+            known = replace(question, made=made.id, made_digest=made.digest)
+            told = self._relay.ask(known, b"", rows, deadline)
+        finally:
+            self._lane.forget(request.tenant, id)
+        timings = {"fit": made.fit_ms, **told.answer.timings_ms}
+        return replace(told, answer=replace(told.answer, timings_ms=timings))
+
+    def _pace(self, model: str) -> float:
+        """Real seconds for an estimated one, as the workers said lately.
+
+        What was said a while ago is forgotten, or one busy moment would send all to fit workers for ever.
+        """
+        told_at, pace = self._paces.get(model, (-math.inf, 1.0))
+        return min(pace, PACE_MOST) if time.monotonic() - told_at < PACE_S else 1.0
+
+    def _check_wait(self, estimate_s: float, deadline: float) -> None:
+        """Refuse what would not be done in time; raises Overloaded, DeadlinePassed, Unavailable (no fit worker)."""
+        workers = self._catalogue.workers.fit()
+        if not workers:
+            raise Unavailable("no fit worker is registered", retry_after_s=2)
+        left_s = deadline - time.monotonic()
+        if estimate_s > left_s:
+            raise DeadlinePassed(
+                f"this one-shot is estimated to take {estimate_s:.1f} s; give it a later deadline or fit a dataset"
+            )
+        free_s = min(self._busy_s(worker) for worker in workers)
+        wait_s = free_s + self._lane.waiting() * estimate_s / len(workers)
+        if wait_s + estimate_s > left_s:
+            raise Overloaded(
+                f"every fit worker is busy for {wait_s:.0f} s, longer than the deadline allows",
+                retry_after_s=max(1.0, round(wait_s)),
+            )
+
+    def _busy_s(self, worker: FitWorker) -> float:
+        """Seconds until a fit worker has ended its job; 0 when it has none or nothing is known of it."""
+        job = self._catalogue.jobs.find(worker.job) if worker.job else None
+        if job is None:
+            return 0.0
+        return Forecaster(self._catalogue).of(job, int(time.time() * 1000)).eta_s or 0.0
 
     def _model(self, body: Mapping[str, Any]) -> tuple[ModelSpec, dict[str, Any]]:
         spec = self._registry.spec(_text("model", body.get("model")) or self._registry.default_model())

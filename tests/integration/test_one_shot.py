@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from tabrelay import Client
+from tabrelay.up.embedded import Stack
 from tests.integration.oracle import Oracle
-from tests.support import Service, as_json, check_problem, mixed, numeric
+from tests.support import Service, as_json, check_problem, mixed, numeric, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -32,6 +34,10 @@ def ask(service: Service, sent: dict[str, Any], **query: Any) -> dict[str, Any]:
     response = service.http.post("/v1/predict", json=sent, params=query)
     assert response.status_code == 200, response.text
     return dict(response.json())
+
+
+def one_shot_files(stack: Stack) -> list[Path]:
+    return [*stack.data_dir.glob("uploads/.one-shot-*"), *stack.data_dir.glob("contexts/*/.tmp-*")]
 
 
 @pytest.mark.parametrize("kind", ["numeric", "mixed"])
@@ -100,3 +106,40 @@ def test_the_client_asks_once(service: Service, tmp_path: Path) -> None:
         frame = client.predict_once(features.to_pandas(), labels, features.slice(0, 5).to_pandas())
     assert told.probabilities == frame.probabilities
     assert (told.n_estimators, len(told), frame.reused) == (1, 5, True)
+
+
+def test_a_heavy_one_is_fitted_by_a_fit_worker_and_its_repeat_is_not(
+    service: Service, stack: Stack, oracle: Oracle
+) -> None:
+    table = numeric(rows=400, columns=12, seed=51)
+    expected = oracle.ask(table, "y", "classification", [slice(0, 20)], members=4)[0]["probabilities"]
+    told = ask(service, body(table, options={"n_estimators": 4}))
+    assert "fit" in told["timings_ms"]
+    assert (told["n_estimators"], told["reused"]) == (4, False)
+    assert np.array_equal(told["probabilities"], expected)
+    again = ask(service, body(table, options={"n_estimators": 4}))
+    assert again["reused"]
+    assert "fit" not in again["timings_ms"]
+    assert np.array_equal(again["probabilities"], expected)
+    assert not one_shot_files(stack)
+
+
+def test_a_heavy_one_behind_a_long_fit_is_refused_at_once_with_when_to_come_back(
+    service: Service, stack: Stack
+) -> None:
+    long = service.submit(numeric(rows=3000, columns=20, seed=53), "long", options='{"n_estimators": 32}')
+    job = long.json()["id"]
+    wait_until(lambda: service.job(job)["phase"] == "encoding", "the long fit encodes")
+    wait_until(lambda: any(w["busy"] for w in service.http.get("/v1/workers").json()["fit"]), "it is known")
+    heavy = body(numeric(rows=400, columns=12, seed=54), options={"n_estimators": 4})
+    began = time.monotonic()
+    busy = service.http.post("/v1/predict", json=heavy, params={"deadline_ms": 2000})
+    assert time.monotonic() - began < 1.5
+    check_problem(busy, 429, "overloaded")
+    assert int(busy.headers["retry-after"]) >= 1
+    # What a predict worker does alone goes on meanwhile.
+    assert ask(service, body(numeric(rows=40, seed=55)))["reused"] is False
+    service.http.delete(f"/v1/jobs/{job}")
+    service.end_of(job)
+    assert "fit" in ask(service, heavy)["timings_ms"]
+    assert not one_shot_files(stack)

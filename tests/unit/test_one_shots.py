@@ -186,7 +186,7 @@ def test_waiting_one_shots_of_one_shape_share_a_forward() -> None:
 
     run(session, model, one_shot_device_s=1.0, one_shot_backlog_s=5.0)
     assert sum(model.forwards) == 4
-    assert len(model.forwards) == 2
+    assert len(model.forwards) <= 2
 
 
 def test_a_bad_table_fails_alone() -> None:

@@ -187,6 +187,11 @@ class LeanPredictor:
         self._least_members = min(span.stop - span.start for span in spans)
         self._class_shuffles = class_shuffles
 
+    @property
+    def members(self) -> int:
+        """Members of the ensemble."""
+        return self._whole.stop
+
     def predict(self, features: Features, options: PredictOptions) -> Prediction:
         """Answers for the rows, none included.
 
