@@ -145,7 +145,6 @@ class OneShotLane:
         self._reply(id, {"error": error.encode()})
 
     def _reply(self, id: str, told: dict[str, object]) -> None:
-        with self._client.pipeline() as pipe:
-            pipe.rpush(self._replies + id, orjson.dumps(told))
-            pipe.expire(self._replies + id, REPLY_S)
-            pipe.execute()
+        # Whoever waits takes it away again; the expiry is for the one that left.
+        self._client.rpush(self._replies + id, orjson.dumps(told))
+        self._client.expire(self._replies + id, REPLY_S)
