@@ -35,6 +35,7 @@ LEAST_BODY_BYTES = 1024**2
 def predict_once() -> Response:
     """Answer `eval_features` from a small training table that comes with them; nothing is stored."""
     arrived: float = g.arrived
+    services().one_shots.admit()
     if request.mimetype not in ("application/json", ""):
         raise UnsupportedMediaType("a one-shot is application/json; fit a dataset for files")
     deadline_ms = query_int("deadline_ms", None, 1, 2**53)

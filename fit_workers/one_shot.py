@@ -10,11 +10,7 @@ from common import logs
 from common.contexts.build import build_context
 from common.errors import Cancelled, InternalError, TabrelayError
 from common.lane import Made, OneShotLane
-from common.models.protocol import TrainingTable
 from common.relay.one_shot import OneShotQuestion
-from common.relay.wire import decode_rows
-from common.tables.schema import TableSchema
-from common.tables.target import Target
 from fit_workers.worker import Worker
 
 log = logs.get("fit")
@@ -49,12 +45,7 @@ def _fit(worker: Worker, lane: OneShotLane, id: str, body: bytes) -> None:
     """Write and verify the context of one table, as a job does, under its temporary name."""
     began = time.monotonic()
     question, train, _ = OneShotQuestion.decode(body)
-    table = decode_rows(train)
-    schema, target = TableSchema.decode(question.schema), Target.decode(question.target)
-    last = table.num_columns - 1
-    training = TrainingTable(
-        schema.features(table.remove_column(last)), schema, target, target.encode_labels(table.column(last))
-    )
+    training = question.training(train)
     adapter, backbone = worker.backbone(question.model, question.task)
     fitted = adapter.fit(training, backbone, question.options, lambda fraction: lane.wanted(id))
     built = build_context(

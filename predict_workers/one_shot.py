@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from common import logs
@@ -34,12 +35,11 @@ from common.models.protocol import (
     OneShot,
     Prediction,
     PredictOptions,
-    TrainingTable,
 )
 from common.relay.one_shot import OneShotAnswer, OneShotQuestion
 from common.relay.wire import Answer, decode_rows
 from common.settings import Settings
-from common.tables.schema import Features, TableSchema
+from common.tables.schema import TableSchema
 from common.tables.target import Target
 from predict_workers.batcher import Batcher
 from predict_workers.residency import Backbones, LoadedContext
@@ -84,6 +84,31 @@ class KeptContexts:
         self.used_bytes += nbytes
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A one-shot as it came in."""
+
+    question: OneShotQuestion
+    train: memoryview
+    rows: memoryview
+    arrived: float  # time.monotonic()
+
+    @property
+    def key(self) -> Key:
+        """What its training table's context is held under."""
+        return self.question.tenant, self.question.key
+
+    @property
+    def deadline(self) -> float:
+        """When its answer is of no use any more, as time.monotonic() tells."""
+        return self.arrived + self.question.deadline_s
+
+    @property
+    def options(self) -> PredictOptions:
+        """What is asked for beyond the defaults."""
+        return PredictOptions(self.question.quantiles)
+
+
 @dataclass(eq=False)
 class Waiting:
     """A one-shot on its way to the device."""
@@ -96,11 +121,6 @@ class Waiting:
     deadline: float  # time.monotonic()
     done: asyncio.Future[Once]
     took_s: float = 0.0
-
-    @property
-    def expected_s(self) -> float:
-        """Seconds alone on the device."""
-        return self.estimate_s * self.pace.ratio
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -133,21 +153,17 @@ class OneShots:
 
         Raises WorkerBusy, DeadlinePassed, ModelNotReady, InvalidRows, and what a fit raises for the table.
         """
-        question, train, rows = OneShotQuestion.decode(body)
-        deadline = arrived + question.deadline_s
-        key = question.tenant, question.key
-        options = PredictOptions(question.quantiles)
-        schema = TableSchema.decode(question.schema)
-        asked = schema.features(decode_rows(rows))
+        asked = Asked(*OneShotQuestion.decode(body), arrived)
+        question, key = asked.question, asked.key
         try:
-            async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+            async with asyncio.timeout(max(asked.deadline - time.monotonic(), 0)):
                 while (making := self._making.get(key)) is not None:
                     await asyncio.wait([making])  # the same table, a moment ago
         except TimeoutError as error:
             raise DeadlinePassed(retry_after_s=1) from error
         kept = self.kept.get(key)
         if kept is not None:
-            return await self._again(kept, asked, options, question, arrived, deadline)
+            return await self._again(kept, asked)
         if question.if_held:
             raise ContextGone("this worker holds no context of the one-shot's table")
         making = self._making[key] = asyncio.get_running_loop().create_future()
@@ -155,9 +171,9 @@ class OneShots:
             if question.made:
                 kept = await asyncio.to_thread(self._open, question)
                 self.kept.keep(key, kept)
-                told = await self._again(kept, asked, options, question, arrived, deadline)
-                return replace(told, reused=False)
-            return await self._first(train, asked, schema, options, question, arrived, deadline)
+                return replace(await self._again(kept, asked), reused=False)
+            with self._room(question.estimate_s * self._paces[question.model].ratio):
+                return await self._first(asked)
         finally:
             del self._making[key]
             making.set_result(None)
@@ -178,78 +194,56 @@ class OneShots:
         )
         return Kept(context, getattr(predictor, "members", int(manifest.options.get("n_estimators", 1))))
 
-    async def _again(
-        self,
-        kept: Kept,
-        asked: Features,
-        options: PredictOptions,
-        question: OneShotQuestion,
-        arrived: float,
-        deadline: float,
-    ) -> OneShotAnswer:
+    async def _again(self, kept: Kept, asked: Asked) -> OneShotAnswer:
         """From a context that is held, as any other predict."""
+        features = kept.context.schema.features(decode_rows(asked.rows))
         parsed = time.monotonic()
-        prediction, work = await self._batcher.predict(kept.context, asked, options, deadline)
-        answered = time.monotonic()
-        told = {
-            "parse": parsed - arrived,
-            "queue": answered - parsed - work.forward_s,
-            "forward": work.forward_s,
-        }
-        answer = _answer(prediction, question, self._name, told)
-        return OneShotAnswer(answer, kept.members, reused=True, pace=self._paces[question.model].ratio)
+        prediction, work = await self._batcher.predict(kept.context, features, asked.options, asked.deadline)
+        told = self._answer(asked, prediction, parsed, work.forward_s)
+        pace = self._paces[asked.question.model]
+        return OneShotAnswer(told, kept.members, reused=True, pace=pace.ratio)
 
-    async def _first(
-        self,
-        train: memoryview,
-        asked: Features,
-        schema: TableSchema,
-        options: PredictOptions,
-        question: OneShotQuestion,
-        arrived: float,
-        deadline: float,
-    ) -> OneShotAnswer:
+    async def _first(self, asked: Asked) -> OneShotAnswer:
         """From the table itself; its context is held from now on."""
-        table = decode_rows(train)
-        target = Target.decode(question.target)
-        last = table.num_columns - 1
-        training = TrainingTable(
-            schema.features(table.remove_column(last)),
-            schema,
-            target,
-            target.encode_labels(table.column(last)),
-        )
+        question = asked.question
+        table = question.training(asked.train)
+        features = table.schema.features(decode_rows(asked.rows))
         adapter, backbone = await asyncio.to_thread(self._backbones.get, question.model, question.task)
-        shot = OneShot(training, asked, question.options, options)
         parsed = time.monotonic()
-        pace = self._paces[question.model]
-        made, waited = await self._compute(
-            Waiting(
-                shot,
-                adapter,
-                backbone,
-                pace,
-                question.estimate_s,
-                deadline,
-                asyncio.get_running_loop().create_future(),
-            )
+        waiting = Waiting(
+            OneShot(table, features, question.options, asked.options),
+            adapter,
+            backbone,
+            self._paces[question.model],
+            question.estimate_s,
+            asked.deadline,
+            asyncio.get_running_loop().create_future(),
         )
-        answered = time.monotonic()
+        made = await self._compute(waiting)
         nbytes = made.predictor.nbytes
-        context = LoadedContext(
-            question.tenant, question.key, made.predictor, schema, target, nbytes, "memory"
-        )
-        self.kept.keep((question.tenant, question.key), Kept(context, made.members))
-        told = {
-            "parse": parsed - arrived,
-            "queue": answered - parsed - waited.took_s,
-            "forward": waited.took_s,
-        }
-        answer = _answer(made.prediction, question, self._name, told)
-        return OneShotAnswer(answer, made.members, reused=False, pace=pace.ratio)
+        context = LoadedContext(*asked.key, made.predictor, table.schema, table.target, nbytes, "memory")
+        self.kept.keep(asked.key, Kept(context, made.members))
+        told = self._answer(asked, made.prediction, parsed, waiting.took_s)
+        return OneShotAnswer(told, made.members, reused=False, pace=waiting.pace.ratio)
 
-    async def _compute(self, waiting: Waiting) -> tuple[Once, Waiting]:
-        expected_s = waiting.expected_s
+    def _answer(self, asked: Asked, prediction: Prediction, parsed: float, forward_s: float) -> Answer:
+        told_s = {
+            "parse": parsed - asked.arrived,
+            "queue": time.monotonic() - parsed - forward_s,
+            "forward": forward_s,
+        }
+        return Answer(
+            prediction=prediction,
+            context=asked.question.key,
+            worker=self._name,
+            target=asked.question.target,
+            quantiles=asked.question.quantiles,
+            timings_ms={name: round(max(seconds, 0.0) * 1000, 3) for name, seconds in told_s.items()},
+        )
+
+    @contextmanager
+    def _room(self, expected_s: float) -> Iterator[None]:
+        """Room for so many seconds of work while the block runs; raises WorkerBusy. Alone, anything finds room."""
         if self._pending_s and self._pending_s + expected_s > self._backlog_s:
             raise WorkerBusy(
                 f"one-shots of {self._pending_s:.2f} s wait here, the most is {self._backlog_s:g} s",
@@ -258,14 +252,18 @@ class OneShots:
             )
         self._pending_s += expected_s
         try:
-            self._waiting.append(waiting)
-            self._arrived.set()
-            async with asyncio.timeout(max(waiting.deadline - time.monotonic(), 0)):
-                return await waiting.done, waiting
-        except TimeoutError as error:
-            raise DeadlinePassed(retry_after_s=1) from error
+            yield
         finally:
             self._pending_s = max(self._pending_s - expected_s, 0.0)
+
+    async def _compute(self, waiting: Waiting) -> Once:
+        self._waiting.append(waiting)
+        self._arrived.set()
+        try:
+            async with asyncio.timeout(max(waiting.deadline - time.monotonic(), 0)):
+                return await waiting.done
+        except TimeoutError as error:
+            raise DeadlinePassed(retry_after_s=1) from error
 
     async def run(self) -> None:
         """Feed the device until cancelled."""
@@ -324,16 +322,3 @@ def compute(together: Sequence[Waiting]) -> tuple[list[Once | TabrelayError], fl
             log.exception("one-shot failed", rows=first.shot.table.features.rows)
             answers = [InternalError("the model failed on this table; the worker's log has the cause")]
     return answers, time.monotonic() - began
-
-
-def _answer(
-    prediction: Prediction, question: OneShotQuestion, worker: str, told_s: dict[str, float]
-) -> Answer:
-    return Answer(
-        prediction=prediction,
-        context=question.key,
-        worker=worker,
-        target=question.target,
-        quantiles=question.quantiles,
-        timings_ms={name: round(max(seconds, 0.0) * 1000, 3) for name, seconds in told_s.items()},
-    )

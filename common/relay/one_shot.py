@@ -15,10 +15,13 @@ import orjson
 
 from common.catalogue.records import PredictWorker
 from common.errors import ContextGone
+from common.models.protocol import TrainingTable
 from common.relay.client import WorkerConnections
 from common.relay.rounds import ask_in_turn
 from common.relay.snapshot import RoutingSnapshot
-from common.relay.wire import Answer
+from common.relay.wire import Answer, decode_rows
+from common.tables.schema import TableSchema
+from common.tables.target import Target
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,14 @@ class OneShotQuestion:
         facts["quantiles"] = tuple(facts["quantiles"])
         streams = memoryview(body)[line + 1 :]
         return cls(**facts), streams[:train], streams[train:]
+
+    def training(self, train: memoryview) -> TrainingTable:
+        """The training table out of its stream."""
+        schema, target = TableSchema.decode(self.schema), Target.decode(self.target)
+        table = decode_rows(train)
+        last = table.num_columns - 1
+        labels = target.encode_labels(table.column(last))
+        return TrainingTable(schema.features(table.remove_column(last)), schema, target, labels)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from common.errors import (
     InvalidRequest,
     Overloaded,
     Unavailable,
+    WorkerBusy,
 )
 from common.lane import OneShotLane
 from common.models.protocol import ModelSpec
@@ -36,6 +37,8 @@ from common.wake import LANE
 
 #: How long a worker's pace counts, and the most that it makes of an estimate.
 PACE_S, PACE_MOST = 60.0, 1.5
+#: After a refusal others are refused unread for so long: reading them costs what the workers' host lacks just then.
+SHUT_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class OneShotService:
         self._catalogue = catalogue
         self._lane = OneShotLane(catalogue, settings)
         self._wake = wake
+        self._shut_until = -math.inf
         self._paces: dict[str, tuple[float, float]] = {}  # by model: when it was told, and what
         self._registry = registry
         self._settings = settings
@@ -82,6 +86,11 @@ class OneShotService:
     def close(self) -> None:
         """Close the connections to workers."""
         self._relay.close()
+
+    def admit(self) -> None:
+        """Raise WorkerBusy when a one-shot was refused just now."""
+        if time.monotonic() < self._shut_until:
+            raise WorkerBusy("predict workers have as many one-shots as they may hold", retry_after_s=1)
 
     def predict(self, request: OneShotRequest) -> OneShotTold:
         """The answer.
@@ -125,7 +134,11 @@ class OneShotService:
     ) -> OneShotAnswer:
         """From a predict worker alone when that is estimated to hold up nobody, else with a fit worker's help."""
         if question.estimate_s * self._pace(question.model) <= self._settings.one_shot_device_s:
-            told = self._relay.ask(question, train, rows, deadline)
+            try:
+                told = self._relay.ask(question, train, rows, deadline)
+            except WorkerBusy:
+                self._shut_until = time.monotonic() + SHUT_S
+                raise
             self._paces[question.model] = time.monotonic(), told.pace
             return told
         with contextlib.suppress(ContextGone):
