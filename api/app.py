@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask import Flask
 
-from api import datasets, events, fits, openapi, predict, problems, requests, system
+from api import datasets, events, fits, one_shot, openapi, predict, problems, requests, system
 from api.services import Services
 from common import logs
 
@@ -24,7 +24,7 @@ def create_app(services: Services) -> Flask:
     requests.install(app)
     problems.install(app)
     events.install(app, services.settings)
-    for module in (fits, events, datasets, predict, system):
+    for module in (fits, events, datasets, predict, one_shot, system):
         app.register_blueprint(module.blueprint)
     openapi.install(app)
     return app

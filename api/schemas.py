@@ -201,6 +201,49 @@ class Prediction(Shown):
     timings_ms: dict[str, float]
 
 
+class OneShot(Shown):
+    """A small training table and the rows to answer from it; at most 1,024 rows and 100 columns in all."""
+
+    train_features: list[Any] | dict[str, Any] = Field(
+        description="rows, records, or an object of columns", examples=[[[1, "a"], [2, "b"], [3, "a"]]]
+    )
+    train_labels: list[Any] = Field(
+        description="a label for each training row", examples=[["no", "yes", "no"]]
+    )
+    eval_features: list[Any] | dict[str, Any] = Field(examples=[[[2, "a"]]])
+    columns: list[str] | None = Field(default=None, description="names, where features are rows")
+    model: str | None = None
+    task: str | None = Field(
+        default=None, description="classification or regression; told by the labels when not given"
+    )
+    output: str | None = Field(default=None, description="proba, label; mean, quantiles")
+    quantiles: list[float] | None = Field(default=None, examples=[[0.05, 0.5, 0.95]])
+    options: dict[str, Any] | None = Field(default=None, examples=[{"n_estimators": 4, "seed": 42}])
+
+
+class OneShotQuery(BaseModel):
+    """How long the answer may take."""
+
+    deadline_ms: int | None = None
+
+
+class OneShotPrediction(Shown):
+    """Answers, one a row of `eval_features`."""
+
+    context: str = Field(description="names the training table's context within the tenant")
+    reused: bool = Field(description="whether the context was there before")
+    model: str
+    task: str
+    n_estimators: int
+    predictions: list[Any]
+    classes: list[Any] | None = None
+    probabilities: list[list[float]] | None = None
+    mean: list[float] | None = None
+    quantiles: list[list[float]] | None = None
+    worker: str
+    timings_ms: dict[str, float]
+
+
 class Models(Shown):
     """The served models."""
 

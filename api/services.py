@@ -15,11 +15,13 @@ from common.catalogue import Catalogue, check_in
 from common.files import DataFolder
 from common.models.protocol import Prediction
 from common.models.registry import Registry
+from common.relay.one_shot import OneShotRelay
 from common.relay.relay import Relay
 from common.relay.snapshot import RoutingSnapshot
 from common.relay.wire import Answer, encode_rows
 from common.service.datasets import DatasetService
 from common.service.fits import FitService
+from common.service.one_shots import OneShotService
 from common.service.predicts import PredictService
 from common.service.refits import RefitService
 from common.settings import Settings
@@ -46,6 +48,7 @@ class Services:
     fits: FitService
     refits: RefitService
     predicts: PredictService
+    one_shots: OneShotService
     uploads: UploadRoom
     datasets: DatasetService
 
@@ -82,6 +85,7 @@ class Services:
             fits=FitService(catalogue, registry, parser, settings, wake),
             refits=refits,
             predicts=PredictService(snapshot, Relay(snapshot), refits, registry, settings),
+            one_shots=OneShotService(OneShotRelay(snapshot), catalogue, registry, settings, wake),
             uploads=UploadRoom(settings.max_upload_bytes_in_flight),
             datasets=DatasetService(catalogue, settings),
         )
@@ -90,6 +94,7 @@ class Services:
         """End what runs beside the requests."""
         self.snapshot.stop()
         self.predicts.close()
+        self.one_shots.close()
         self.parser.close()
 
 

@@ -37,6 +37,12 @@ def limits() -> Response:
             "predict_rows": settings.max_predict_rows,
             "predict_deadline_ms": int(settings.predict_deadline_s * 1000),
             "max_predict_deadline_ms": int(settings.max_predict_deadline_s * 1000),
+            "one_shot": {
+                "rows": settings.one_shot_max_rows,
+                "columns": settings.one_shot_max_columns,
+                "cells": settings.one_shot_max_cells,
+                "n_estimators": settings.one_shot_estimators,
+            },
             "queued_jobs": settings.max_queued_jobs,
             "versions_kept": settings.versions_kept,
             "models": {entry["name"]: entry["limits"] for entry in services().registry.describe()},

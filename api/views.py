@@ -12,6 +12,7 @@ from common.catalogue.records import Dataset, FitWorker, Job, PredictWorker, Ver
 from common.models.registry import SPECS
 from common.relay.wire import POINTS, Answer
 from common.service.forecast import Outlook, progress
+from common.service.one_shots import OneShotTold
 from common.tables.target import Target
 
 
@@ -193,16 +194,38 @@ def prediction(
     timings_ms: Mapping[str, float],
 ) -> dict[str, Any]:
     """An answer as JSON."""
-    numbers = answer.prediction
-    body: dict[str, Any] = {
+    return {
         "dataset": name,
         "version": version.version,
         "context": answer.context,
         "model": version.model,
         "licence": version.licence,
         "task": version.task,
-        "predictions": predictions(answer, output, threshold),
+        **_numbers(answer, output, threshold),
+        "worker": answer.worker,
+        "timings_ms": dict(timings_ms),
     }
+
+
+def one_shot(found: OneShotTold, timings_ms: Mapping[str, float]) -> dict[str, Any]:
+    """An answer to a one-shot as JSON."""
+    answer = found.told.answer
+    return {
+        "context": answer.context,
+        "reused": found.told.reused,
+        "model": found.spec.name,
+        "licence": found.spec.licence,
+        "task": found.task,
+        "n_estimators": found.told.members,
+        **_numbers(answer, found.output, None),
+        "worker": answer.worker,
+        "timings_ms": dict(timings_ms),
+    }
+
+
+def _numbers(answer: Answer, output: str, threshold: float | None) -> dict[str, Any]:
+    numbers = answer.prediction
+    body: dict[str, Any] = {"predictions": predictions(answer, output, threshold)}
     if numbers.probabilities is not None:
         body["classes"] = list(Target.decode(answer.target).classes)
         if output == "proba":
@@ -216,4 +239,4 @@ def prediction(
         if numbers.quantiles is not None:
             body["levels"] = list(answer.quantiles)
             body["quantiles"] = np.ascontiguousarray(numbers.quantiles)
-    return {**body, "worker": answer.worker, "timings_ms": dict(timings_ms)}
+    return body

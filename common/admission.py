@@ -23,6 +23,11 @@ FIT_S_PER_CELL = {
 }
 #: What a fit takes whatever its size: reading the table, writing and verifying the context.
 FIT_S_LEAST = 0.3
+#: What a one-shot takes whatever its size, measured with 150 x 10; and the search for a column's power transform,
+#: which ensembles of two members and more make.
+ONE_SHOT_S_LEAST, POWER_S_PER_COLUMN = 0.01, 0.008
+#: How far one measurement moves a pace.
+PACE_WEIGHT = 0.1
 #: Slots beside the features that the model computes for each row.
 EXTRA_COLUMNS = 4
 
@@ -82,6 +87,28 @@ def store_bytes(settings: Settings) -> float:
         folder = next(place for place in (settings.data, *settings.data.parents) if place.exists())
         budget = shutil.disk_usage(folder).total
     return budget * STORE_SHARE
+
+
+def estimate_one_shot_s(spec: ModelSpec, rows: int, columns: int, options: Mapping[str, Any]) -> float:
+    """Estimated seconds of one thread for a fit and its predict in one go; `rows` counts both tables'."""
+    members = int(options.get("n_estimators", 8))
+    per_cell = FIT_S_PER_CELL.get(spec.name, 1.1e-4)
+    power_s = POWER_S_PER_COLUMN * columns if members > 1 else 0.0
+    return ONE_SHOT_S_LEAST + power_s + per_cell * members * rows * (columns + EXTRA_COLUMNS)
+
+
+class Pace:
+    """Real seconds for an estimated one, as measured lately."""
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+        self._measured = False
+
+    def learn(self, estimated_s: float, real_s: float) -> None:
+        """Work of so many estimated seconds took so many real ones."""
+        found = min(max(real_s / estimated_s, 0.02), 50.0)
+        self.ratio = self.ratio + PACE_WEIGHT * (found - self.ratio) if self._measured else found
+        self._measured = True
 
 
 class UploadRoom:

@@ -80,6 +80,10 @@ class DataFolder:
         """The folder of all tenants' contexts on disk."""
         return self._root / "contexts"
 
+    def temporary_context(self, tenant: str, attempt: str) -> Path:
+        """A name of this attempt beside where the context will lie, so that publishing is a rename."""
+        return private_folder(self.contexts() / _tenant(tenant)) / f".tmp-{attempt}"
+
     def tiers(self, tenant: str, kind: str, digest: str) -> list[Path]:
         """Every place where a tenant's file of this kind may lie."""
         if kind == "table":

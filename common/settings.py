@@ -100,6 +100,38 @@ class Settings(BaseSettings):
         4 * GIB, ge=1, description="Bytes of fits that an API process receives at once."
     )
 
+    # One-shot predicts
+    one_shot_max_rows: int = Field(
+        1024, ge=2, description="Most rows of a one-shot predict, training and evaluation together."
+    )
+    one_shot_max_columns: int = Field(100, ge=1, description="Most columns of a one-shot predict.")
+    one_shot_max_cells: int = Field(
+        80_000,
+        ge=1,
+        description="Most rows x columns of a one-shot predict, training and evaluation together.",
+    )
+    one_shot_estimators: int = Field(
+        1, ge=1, le=32, description="Ensemble members of a one-shot predict that names no `n_estimators`."
+    )
+    one_shot_device_s: float = Field(
+        0.05,
+        ge=0,
+        description="One-shots estimated up to this run on a predict worker, larger ones on a fit worker.",
+    )
+    one_shot_backlog_s: float = Field(
+        0.4, gt=0, description="Estimated seconds of one-shots that a predict worker holds at once."
+    )
+    one_shots_waiting: int = Field(
+        8,
+        ge=1,
+        description="Most one-shots that wait for a fit worker; each holds a thread of the API meanwhile.",
+    )
+    one_shot_context_bytes: int = Field(
+        256 * MIB,
+        ge=0,
+        description="Bytes of one-shots' contexts that a predict worker keeps for repeated tables.",
+    )
+
     # Parser child
     parser_memory_bytes: int = Field(4 * GIB, ge=256 * MIB, description="Address space of a parser child.")
     parser_timeout_s: float = Field(

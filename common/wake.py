@@ -1,4 +1,4 @@
-"""How a fit worker is woken: one Celery message a job, carrying nothing but the queue's name.
+"""How a fit worker is woken: one Celery message a job or one-shot, carrying nothing but the queue's name.
 
 The message only wakes; which job runs is decided by the catalogue's claim script. So a message that is lost,
 delivered twice or late changes nothing: the janitor sends a new one, and one that finds no job ends.
@@ -17,6 +17,8 @@ from common.settings import Settings
 
 #: Name of the one task.
 TASK = "tabrelay.wake"
+#: The queue whose wake-ups tell of one-shots (common.lane); every fit worker hears it.
+LANE = "one-shot"
 
 
 def unheard(catalogue: Catalogue, queues: Sequence[str]) -> list[str]:
@@ -51,7 +53,7 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "task_ignore_result": True,
         "result_backend": None,
         "task_create_missing_queues": False,
-        "task_queues": {name: {"exchange": name, "routing_key": name} for name in QUEUES},
+        "task_queues": {name: {"exchange": name, "routing_key": name} for name in (*QUEUES, LANE)},
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "worker_prefetch_multiplier": 1,

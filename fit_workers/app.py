@@ -17,7 +17,7 @@ from common import logs
 from common.names import new_id
 from common.process import die_with_parent
 from common.settings import Settings
-from common.wake import TASK, celery_config
+from common.wake import LANE, TASK, celery_config
 from fit_workers.keeper import Keeper
 
 log = logs.get("fit")
@@ -47,10 +47,13 @@ def make_app(settings: Settings, name: str) -> Celery:
 
     @app.task(name=TASK)  # type: ignore[untyped-decorator]  # Celery has no types
     def wake(queue: str, **_: Any) -> None:
-        """Claim and fit the next job of a queue; ends at once when there is none."""
-        from fit_workers.fit import fit_next
+        """Fit one-shots that wait, then the next job of a queue; ends at once when there is none."""
+        from fit_workers.fit import fit_next, serve_one_shots
 
         try:
+            serve_one_shots(name)
+            if queue == LANE:
+                return
             for waiting in fit_next(name, holder, queue):
                 app.send_task(TASK, args=(waiting,), queue=waiting, ignore_result=True, retry=False)
         except SoftTimeLimitExceeded:
@@ -103,7 +106,7 @@ def main() -> None:
             "worker",
             "--pool=prefork",
             "--concurrency=1",
-            f"--queues={settings.queues}",
+            f"--queues={settings.queues},{LANE}",
             f"--hostname={name}@%h",
             "--without-gossip",
             "--without-mingle",

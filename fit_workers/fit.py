@@ -42,6 +42,7 @@ from common.tables.overrides import Overrides
 from common.tables.schema import TableSchema
 from common.tables.target import Target, take_target
 from common.wake import unheard
+from fit_workers.one_shot import serve_lane
 from fit_workers.publish import Publisher, Ready
 from fit_workers.report import Reporter
 from fit_workers.worker import Worker
@@ -65,6 +66,14 @@ def warm_up(name: str) -> None:
         with contextlib.suppress(ModelNotReady, LicenceNotAccepted):
             worker.backbone(spec.name, task)
     worker.parser.start()
+
+
+def serve_one_shots(name: str) -> None:
+    """Fit the one-shots that wait; their askers hear of it or run into their deadlines."""
+    try:
+        serve_lane(_worker(name))
+    except CatalogueUnavailable as error:
+        log.warning("the one-shot lane can't be reached", error=str(error))
 
 
 def fit_next(name: str, holder: str, queue: str) -> list[str]:

@@ -24,6 +24,7 @@ from common.process import die_with_parent, parse_bind
 from common.settings import Settings
 from predict_workers.batcher import Batcher
 from predict_workers.heartbeat import Heartbeat
+from predict_workers.one_shot import OneShots
 from predict_workers.residency import Backbones, Residency
 from predict_workers.server import PredictServer
 
@@ -76,8 +77,10 @@ async def serving(settings: Settings, name: str) -> AsyncIterator[PredictServer]
     models = await asyncio.to_thread(warm, registry, backbones)
     heartbeat = Heartbeat(Catalogue.connect(settings), settings, name, models, residency, batcher)
     beats.append(heartbeat)
-    server = PredictServer(settings, name, residency, batcher)
-    tasks = [asyncio.create_task(batcher.run()), asyncio.create_task(sweep(residency, heartbeat))]
+    one_shots = OneShots(settings, name, backbones, batcher)
+    server = PredictServer(settings, name, residency, batcher, one_shots)
+    running = (batcher.run(), one_shots.run(), sweep(residency, heartbeat))
+    tasks = [asyncio.create_task(work) for work in running]
     heartbeat.start()
     server.ready = True
     try:

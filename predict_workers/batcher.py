@@ -108,6 +108,11 @@ class Batcher:
         self.dropped = 0
         self.forwards = 0
 
+    @property
+    def device(self) -> ThreadPoolExecutor:
+        """The one thread that computes; other work may take turns on it, one short piece at a time."""
+        return self._device
+
     def admit(self, rows: int) -> None:
         """Raise WorkerBusy when one more request of `rows` would pass a bound."""
         if self.in_flight >= self._max_in_flight:

@@ -1,4 +1,4 @@
-"""The predict worker's HTTP server: `POST /predict`, `POST /prefetch`, `GET /readyz`."""
+"""The predict worker's HTTP server: `POST /predict`, `POST /once`, `POST /prefetch`, `GET /readyz`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from common.models.protocol import PredictOptions
 from common.relay.wire import ARROW, Answer, Question, decode_rows
 from common.settings import Settings
 from predict_workers.batcher import Batcher
+from predict_workers.one_shot import OneShots
 from predict_workers.residency import Residency
 
 log = logs.get("predict")
@@ -34,11 +35,14 @@ class Disconnected(Exception):
 class PredictServer:
     """An ASGI application. Plain ASGI because each layer between socket and batcher is paid by every predict."""
 
-    def __init__(self, settings: Settings, name: str, residency: Residency, batcher: Batcher) -> None:
+    def __init__(
+        self, settings: Settings, name: str, residency: Residency, batcher: Batcher, one_shots: OneShots
+    ) -> None:
         self._settings = settings
         self._name = name
         self._residency = residency
         self._batcher = batcher
+        self._one_shots = one_shots
         self.ready = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,6 +72,8 @@ class PredictServer:
         route = scope["method"], scope["path"]
         if route == ("POST", "/predict"):
             return await self._predict(scope, receive)
+        if route == ("POST", "/once"):
+            return await self._once(receive)
         if route == ("POST", "/prefetch"):
             question = self._question(scope)
             await self._residency.get(question.tenant, question.context)
@@ -113,6 +119,12 @@ class PredictServer:
             timings_ms={name: round(seconds * 1000, 3) for name, seconds in timings.items()},
         )
         return 200, ARROW.encode(), await self._off_loop(len(prediction) * 64, answer.encode)
+
+    async def _once(self, receive: Receive) -> tuple[int, bytes, bytes]:
+        arrived = time.monotonic()
+        body = await self._body(receive)
+        told = await until_disconnect(asyncio.ensure_future(self._one_shots.answer(body, arrived)), receive)
+        return 200, b"application/octet-stream", told.encode()
 
     @staticmethod
     async def _off_loop(size: int, function: Callable[..., Any], *args: Any) -> Any:

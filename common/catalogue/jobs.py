@@ -153,6 +153,11 @@ class Jobs:
             raise JobNotFound(f"there is no job {job_id!r}")
         return Job.decode(stored)
 
+    def find(self, job_id: str) -> Job | None:
+        """A job of whatever tenant, for the service's own use; None when there is none."""
+        stored = self._client.hgetall(f"{self._prefix}job:{job_id}")
+        return Job.decode(stored) if stored else None
+
     def page(
         self, tenant: str, *, state: str | None, dataset: str | None, limit: int, cursor: str | None
     ) -> tuple[list[Job], str | None]:

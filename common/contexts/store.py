@@ -29,8 +29,7 @@ class ContextStore:
 
     def temporary(self, tenant: str, attempt: str) -> Path:
         """A name of this attempt beside where the context will lie, so that publishing is a rename."""
-        folder = private_folder(self._path(tenant, "0" * 64, "disk").parent)
-        return folder / f"{_TEMPORARY}{attempt}"
+        return self._folder.temporary_context(tenant, attempt)
 
     def discard(self, attempt: str) -> None:
         """Remove what an attempt that is over was writing."""

@@ -156,6 +156,25 @@ class Predictor(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class OneShot:
+    """A small training table and the rows to answer from it, once."""
+
+    table: TrainingTable
+    rows: Features
+    options: Mapping[str, Any]  # of the fit
+    wanted: PredictOptions
+
+
+@dataclass(frozen=True)
+class Once:
+    """A one-shot's answer, and the context that it came from."""
+
+    predictor: Predictor
+    prediction: Prediction
+    members: int  # of its ensemble
+
+
 class Adapter(Protocol):
     """One model family."""
 

@@ -59,6 +59,11 @@ class WorkerConnections:
         """Have the worker load a context; raises as `predict` does."""
         self._ask(address, "/prefetch", question.headers(), b"", timeout_s)
 
+    def one_shot(self, address: str, request_id: str, body: bytes, timeout_s: float) -> bytes:
+        """The worker's answer (`OneShotAnswer.decode`); raises as `predict` does."""
+        headers = {"content-type": "application/octet-stream", "x-request-id": request_id}
+        return self._ask(address, "/once", headers, body, timeout_s)
+
     def _ask(self, address: str, path: str, headers: dict[str, str], body: bytes, timeout_s: float) -> bytes:
         connection = self._take(address)
         try:

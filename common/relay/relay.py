@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
-from common import logs
 from common.catalogue.records import PredictWorker, Version
-from common.errors import ContextGone, DeadlinePassed, NoPredictWorker, WorkerBusy
+from common.errors import ContextGone
 from common.placement import HoldersFirst, Placement
-from common.relay.client import Lost, Refused, WorkerConnections
+from common.relay.client import WorkerConnections
+from common.relay.rounds import ask_in_turn
 from common.relay.snapshot import RoutingSnapshot
 from common.relay.wire import Answer, Question
-
-log = logs.get("relay")
-
-#: A request whose connection was lost this often is given up, so that one deadly request can't fell every worker.
-LOST_MOST = 2
-#: Seconds between two rounds over workers that all refused.
-PAUSE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,37 +54,13 @@ class Relay:
             return again, self._send(asked, again)
 
     def _send(self, asked: Asked, version: Version) -> Answer:
-        lost = 0
-        busy: WorkerBusy | None = None
-        while True:
-            workers = self._placement.order(asked.tenant, version, self._snapshot.workers)
-            for worker in workers:
-                left = asked.deadline - time.monotonic()
-                if left <= 0:
-                    raise self._too_late(busy, reached=bool(lost))
-                try:
-                    return self._ask(worker, asked, version, left)
-                except Refused:
-                    self._connections.forget(worker.address)
-                except Lost as error:
-                    self._connections.forget(worker.address)
-                    lost += 1
-                    log.warning(
-                        "connection lost", worker=worker.name, request_id=asked.request_id, error=str(error)
-                    )
-                    if lost >= LOST_MOST:
-                        raise NoPredictWorker(
-                            f"the connection was lost {lost} times while this request was being answered",
-                            retry_after_s=1,
-                        ) from error
-                except WorkerBusy as error:
-                    busy = error
-            if busy is not None:
-                raise busy
-            left = asked.deadline - time.monotonic()
-            if left <= PAUSE_S:
-                raise self._too_late(busy, reached=bool(lost))
-            time.sleep(PAUSE_S)
+        return ask_in_turn(
+            lambda: self._placement.order(asked.tenant, version, self._snapshot.workers),
+            lambda worker, left_s: self._ask(worker, asked, version, left_s),
+            self._connections,
+            asked.deadline,
+            asked.request_id,
+        )
 
     def _ask(self, worker: PredictWorker, asked: Asked, version: Version, left_s: float) -> Answer:
         question = Question(
@@ -109,9 +77,3 @@ class Relay:
         if answer.context != version.context:
             raise ContextGone("a predict worker answered from another context; the answer was thrown away")
         return replace(answer, worker=worker.name)
-
-    @staticmethod
-    def _too_late(busy: WorkerBusy | None, *, reached: bool) -> DeadlinePassed | NoPredictWorker | WorkerBusy:
-        if busy is not None:
-            return busy
-        return DeadlinePassed(retry_after_s=1) if reached else NoPredictWorker(retry_after_s=2)

@@ -141,6 +141,6 @@ def encode_rows(rows: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def decode_rows(body: bytes) -> pa.Table:
+def decode_rows(body: bytes | memoryview) -> pa.Table:
     """Rows of an Arrow IPC stream that this product wrote."""
     return pa.ipc.open_stream(body).read_all()

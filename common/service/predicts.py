@@ -65,7 +65,7 @@ class PredictService:
     def predict(self, request: PredictRequest, version: Version) -> tuple[Version, Answer, str]:
         """Version, answer and output kind, given what `resolve` said; raises as Relay.predict does, and InvalidRequest."""
         spec = self._registry.spec(version.model)
-        output = self._output(request, version, spec)
+        output = output_of(request.output, request.quantiles, version.task, spec)
         self._check_threshold(request, version)
         levels: tuple[float, ...] = ()
         if output == "quantiles":
@@ -76,7 +76,7 @@ class PredictService:
             version=request.version,
             rows=request.rows,
             request_id=request.request_id,
-            deadline=request.arrived + self._deadline_s(request),
+            deadline=request.arrived + deadline_s(request.deadline_s, self._settings),
             quantiles=levels,
             point=output if output in spec.points else spec.points[0],
         )
@@ -91,33 +91,6 @@ class PredictService:
             raise
         return version, answer, output
 
-    def _deadline_s(self, request: PredictRequest) -> float:
-        given = request.deadline_s
-        if given is None:
-            return self._settings.predict_deadline_s
-        most = self._settings.max_predict_deadline_s
-        if not 0 < given <= most:
-            raise _wrong("deadline_ms", f"must be above 0 and at most {most * 1000:.0f}")
-        return given
-
-    @staticmethod
-    def _output(request: PredictRequest, version: Version, spec: ModelSpec) -> str:
-        allowed = outputs(spec, version.task)
-        if request.quantiles and "quantiles" not in allowed:
-            raise _wrong("quantiles", f"are answers of a regression; this dataset is a {version.task}")
-        output = request.output or ("quantiles" if request.quantiles else allowed[0])
-        if output in spec.withheld and version.task == "regression":
-            raise _wrong("output", f"{output} is not offered by {spec.name}: {spec.withheld[output]}")
-        if output not in allowed:
-            raise _wrong("output", f"must be one of {', '.join(allowed)} for {version.task} by {spec.name}")
-        if len(request.quantiles) > QUANTILES_MOST:
-            raise _wrong("quantiles", f"at most {QUANTILES_MOST} levels, {len(request.quantiles)} given")
-        if any(not 0 < level < 1 for level in request.quantiles):
-            raise _wrong("quantiles", "each level must be above 0 and below 1, such as 0.05,0.5,0.95")
-        if request.quantiles and output != "quantiles":
-            raise _wrong("quantiles", f"goes with output=quantiles, not with output={output}")
-        return output
-
     @staticmethod
     def _check_threshold(request: PredictRequest, version: Version) -> None:
         if request.threshold is None:
@@ -129,6 +102,35 @@ class PredictService:
             raise _wrong("threshold", f"is for two classes; this dataset has {count}")
         if not 0 <= request.threshold <= 1:
             raise _wrong("threshold", "must be a probability, 0 to 1")
+
+
+def deadline_s(given: float | None, settings: Settings) -> float:
+    """Seconds that a predict may take; raises InvalidRequest."""
+    if given is None:
+        return settings.predict_deadline_s
+    most = settings.max_predict_deadline_s
+    if not 0 < given <= most:
+        raise _wrong("deadline_ms", f"must be above 0 and at most {most * 1000:.0f}")
+    return given
+
+
+def output_of(output: str | None, quantiles: Sequence[float], task: str, spec: ModelSpec) -> str:
+    """The output kind of a predict of this task by this model; raises InvalidRequest."""
+    allowed = outputs(spec, task)
+    if quantiles and "quantiles" not in allowed:
+        raise _wrong("quantiles", f"are answers of a regression; this is a {task}")
+    chosen = output or ("quantiles" if quantiles else allowed[0])
+    if chosen in spec.withheld and task == "regression":
+        raise _wrong("output", f"{chosen} is not offered by {spec.name}: {spec.withheld[chosen]}")
+    if chosen not in allowed:
+        raise _wrong("output", f"must be one of {', '.join(allowed)} for {task} by {spec.name}")
+    if len(quantiles) > QUANTILES_MOST:
+        raise _wrong("quantiles", f"at most {QUANTILES_MOST} levels, {len(quantiles)} given")
+    if any(not 0 < level < 1 for level in quantiles):
+        raise _wrong("quantiles", "each level must be above 0 and below 1, such as 0.05,0.5,0.95")
+    if quantiles and chosen != "quantiles":
+        raise _wrong("quantiles", f"goes with output=quantiles, not with output={chosen}")
+    return chosen
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:

@@ -49,12 +49,16 @@ def read_json(path: Path, limits: TableLimits, *, dates: bool = True) -> tuple[p
     value = loads_json(b"".join(byte_chunks(path, limits)))
     table = table_from_json(value, limits)
     rest = {key: item for key, item in value.items() if key not in ("columns", "rows", "records")}
-    if dates:
-        for i, column in enumerate(table.columns):
-            typed = dates_or_instants(column) if column.type == pa.string() else None
-            if typed is not None and column.null_count < len(column):
-                table = table.set_column(i, table.column_names[i], typed)
-    return table, rest
+    return typed_dates(table) if dates else table, rest
+
+
+def typed_dates(table: pa.Table) -> pa.Table:
+    """The table with each text column in which every cell is an ISO 8601 date or time as date32 or timestamp."""
+    for i, column in enumerate(table.columns):
+        typed = dates_or_instants(column) if column.type == pa.string() else None
+        if typed is not None and column.null_count < len(column):
+            table = table.set_column(i, table.column_names[i], typed)
+    return table
 
 
 def table_from_json(value: Any, limits: TableLimits | None = None) -> pa.Table:

@@ -43,6 +43,9 @@ class Prediction:
     quantiles: Mapping[float, Sequence[float]] = field(default_factory=dict)
     worker: str | None = None
     timings_ms: Mapping[str, float] = field(default_factory=dict)
+    #: Of a one-shot: the ensemble's size, and whether its training table's context was there before.
+    n_estimators: int | None = None
+    reused: bool | None = None
 
     def __len__(self) -> int:
         return len(self.predictions)
@@ -120,6 +123,8 @@ def _prediction(facts: Mapping[str, Any], **values: Any) -> Prediction:
         classes=tuple(facts.get("classes") or ()),
         worker=facts.get("worker"),
         timings_ms=dict(facts.get("timings_ms") or {}),
+        n_estimators=facts.get("n_estimators"),
+        reused=facts.get("reused"),
         **values,
     )
 

@@ -20,7 +20,9 @@ from tabrelay.client.tables import (
     FileBody,
     InlineBody,
     Table,
+    columns_of,
     has_pyarrow,
+    labels_of,
     rows_body,
     training_body,
 )
@@ -257,6 +259,45 @@ class Client:
             response = self._wire.send(call, self.timeout_s if deadline_s is None else deadline_s)
         finally:
             body.close()
+        try:
+            return answers.decode(response, output)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise unreadable(response, error) from error
+
+    def predict_once(
+        self,
+        train_features: Table,
+        train_labels: Sequence[Any],
+        eval_features: Table,
+        *,
+        model: str | None = None,
+        task: str | None = None,
+        output: str | None = None,
+        quantiles: Sequence[float] | None = None,
+        options: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+    ) -> Prediction:
+        """Answer `eval_features` from a small training table that goes along; nothing is stored.
+
+        Tables are DataFrames, pyarrow Tables or lists of dicts, of at most 1,024 rows in all; fit a dataset for more.
+        """
+        given = {
+            "train_features": columns_of(train_features),
+            "train_labels": labels_of(train_labels),
+            "eval_features": columns_of(eval_features),
+            "model": model,
+            "task": task,
+            "output": output,
+            "quantiles": None if quantiles is None else list(quantiles),
+            "options": options,
+        }
+        call = Call(
+            "POST",
+            "/v1/predict",
+            body=lambda: _json_body(_given(given)),
+            tells_deadline=deadline_s is not None,
+        )
+        response = self._wire.send(call, self.timeout_s if deadline_s is None else deadline_s)
         try:
             return answers.decode(response, output)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -123,6 +123,25 @@ def rows_body(data: Table) -> FileBody:
     return FileBody("rows.arrows", ARROW_STREAM, sink)
 
 
+def columns_of(data: Table) -> dict[str, list[Any]]:
+    """A small table in memory as JSON columns."""
+    if isinstance(data, str | os.PathLike):
+        raise Invalid("a one-shot takes tables in memory; fit a dataset for files", code="unknown_format")
+    if _is_records(data):
+        inline = _inline(data)
+    else:
+        arrow = _as_arrow(data)
+        inline = _inline_frame(data) if arrow is None else _inline_arrow(arrow)
+    columns = list(zip(*inline.rows, strict=True)) if inline.rows else [()] * len(inline.columns)
+    return {name: list(cells) for name, cells in zip(inline.columns, columns, strict=True)}
+
+
+def labels_of(data: Any) -> list[Any]:
+    """Labels of a list, an array, a Series or an Arrow column as JSON values."""
+    listed = data.to_pylist() if hasattr(data, "to_pylist") else list(data)
+    return [json_cell(label, "train_labels") for label in listed]
+
+
 def json_cell(value: Any, column: str) -> Any:
     """A value as JSON has it: what is missing is null, times are ISO 8601 text."""
     if value is None or isinstance(value, bool | int | str):
@@ -178,6 +197,14 @@ def _inline_frame(frame: Any) -> InlineBody:
         for row in frame.itertuples(index=False, name=None)
     ]
     return InlineBody(columns, rows)
+
+
+def _inline_arrow(table: Any) -> InlineBody:
+    columns = [
+        [json_cell(cell, name) for cell in column.to_pylist()]
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    ]
+    return InlineBody(table.column_names, list(zip(*columns, strict=True)))
 
 
 def _as_arrow(data: Any) -> Any:

@@ -57,6 +57,7 @@ class Oracle:
         checkpoint: Path | None = None,
         library: str = "tabicl",
         schema: Mapping[str, Any] | None = None,
+        members: int = 8,
     ) -> list[dict[str, Any]]:
         """The library's answers for each slice of `rows` (the training rows when not given).
 
@@ -70,6 +71,7 @@ class Oracle:
             "task": task,
             "slices": [[s.start or 0, s.stop] for s in slices],
             "quantiles": list(quantiles),
+            "members": members,
             "checkpoint": str(checkpoint or CHECKPOINTS / f"tabicl-mini-{kind}.ckpt"),
             "library": library,
             "schema": schema,
@@ -95,13 +97,13 @@ def serve() -> None:
         sys.stdout.buffer.flush()
 
 
-def tabicl(task: str, checkpoint: Path) -> Any:
+def tabicl(task: str, checkpoint: Path, members: int) -> Any:
     """TabICL's estimator, as a user makes it."""
     from tabicl import TabICLClassifier, TabICLRegressor
 
     cls = TabICLClassifier if task == "classification" else TabICLRegressor
     return cls(
-        n_estimators=8,
+        n_estimators=members,
         kv_cache="kv",
         device="cpu",
         random_state=42,
@@ -124,7 +126,7 @@ def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
     column = take_target(table, job["target"])
     target = Target.infer(column, job["target"], job["task"])
     schema = TableSchema.infer(table, job["target"], overrides=Overrides.decode(job["schema"]))
-    library = LIBRARIES[job["library"]](job["task"], Path(job["checkpoint"]))
+    library = LIBRARIES[job["library"]](job["task"], Path(job["checkpoint"]), job["members"])
     library.fit(schema.features(table).to_frame(), target.encode_labels(column))
     asked = schema.features(rows)
     answers = []

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from tabicl._model.kv_cache import KVCache
 
 from common.errors import ContextIncompatible
-from common.models.protocol import CACHES, PRECISIONS, Frozen, Progress, TrainingTable, Weights
+from common.models.protocol import CACHES, PRECISIONS, Frozen, Once, OneShot, Progress, TrainingTable, Weights
 from common.models.tabicl import fit as fitting
+from common.models.tabicl import once
 from common.models.tabicl import state as states
 from common.models.tabicl.backbone import TabICLBackbone, inspect_checkpoint, load_backbone
-from common.models.tabicl.lean import Group, LeanPredictor, Power, Preprocessing, Span
-from common.models.tabicl.precision import CHANNELS, POSITIONS, SCALE, Layers, Rows
+from common.models.tabicl.lean import Group, LeanPredictor, Power, Preprocessing, spans
+from common.models.tabicl.precision import CHANNELS, POSITIONS, SCALE
 from common.tables.target import Target
 
 Tensors = Mapping[str, torch.Tensor]
@@ -55,6 +54,10 @@ class TabICLAdapter:
     ) -> fitting.TabICLFitted:
         """Encode the training table; see `common.models.tabicl.fit.fit`."""
         return fitting.fit(table, cast(TabICLBackbone, backbone), options, progress)
+
+    def once(self, shots: Sequence[OneShot], backbone: Any) -> list[Once]:
+        """Fit and answer small tables, those of one shape in one forward."""
+        return once.once(shots, cast(TabICLBackbone, backbone))
 
     def freeze(self, state: Any) -> Frozen:
         """The fitted estimator as tensors and JSON."""
@@ -93,7 +96,12 @@ def _thaw(
         target=target,
         state=state,
         preprocessing=_preprocessing(tensors, state, groups),
-        spans=_spans(tensors, state, backbone, [members for _, members in groups]),
+        spans=spans(
+            {name: tensor for name, tensor in tensors.items() if not name.startswith("pre.")},
+            [members for _, members in groups],
+            _depths(backbone, state["cache"]),
+            backbone.device,
+        ),
         class_shuffles=tensors["pre.classes"].numpy() if classification else None,
         nbytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
     )
@@ -104,30 +112,6 @@ def _depths(backbone: TabICLBackbone, cache: str) -> dict[str, int]:
     module = backbone.module
     icl = len(module.icl_predictor.tf_icl.blocks) if cache == "kv" else 0
     return {"col": len(module.col_embedder.tf_col.blocks), "icl": icl}
-
-
-def _spans(
-    tensors: Tensors, state: Mapping[str, Any], backbone: TabICLBackbone, members: list[int]
-) -> tuple[Span, ...]:
-    """The whole ensemble first, then each group when there are several; views, no copies."""
-    caches = {name: tensor for name, tensor in tensors.items() if not name.startswith("pre.")}
-    if torch.device(backbone.device).type != "cpu":
-        caches = {name: tensor.to(backbone.device) for name, tensor in caches.items()}
-    bounds = np.cumsum([0, *members]).tolist()
-    ranges = [slice(0, bounds[-1])]
-    if len(members) > 1:
-        ranges += [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
-    depths = _depths(backbone, state["cache"])
-
-    def cached(stage: str, of: slice) -> KVCache:
-        layers = Layers(caches, stage, depths[stage], of, backbone.device)
-        # What needs no conversion is looked up once and for all.
-        return KVCache(kv=dict(layers) if state["precision"] == "native" else layers)
-
-    def rows(of: slice) -> Rows | None:
-        return Rows(caches, of, backbone.device) if state["cache"] == "repr" else None
-
-    return tuple(Span(of.start, of.stop, cached("col", of), cached("icl", of), rows(of)) for of in ranges)
 
 
 def _check_shapes(

@@ -87,7 +87,7 @@ def fit(
     classification = table.target.task == "classification"
     if classification != (backbone.max_classes > 0):
         raise InvalidRequest(f"The weights of {backbone.weights.model!r} are not for {table.target.task}.")
-    _check(table, backbone)
+    check(table, backbone)
     progress(0.0)
     cache = str(options.get("cache", "kv"))
     estimator = (TabICLClassifier if classification else TabICLRegressor)(
@@ -122,7 +122,8 @@ def fit(
     return TabICLFitted(estimator, backbone, table.target, len(table.features.names), precision, cache)
 
 
-def _check(table: TrainingTable, backbone: TabICLBackbone) -> None:
+def check(table: TrainingTable, backbone: TabICLBackbone) -> None:
+    """Raise InvalidTable or InvalidTarget for what the backbone can't be fitted on."""
     features, y, target = table.features, table.y, table.target
     if features.rows < 1 or not features.names:
         raise InvalidTable(

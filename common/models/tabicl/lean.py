@@ -10,7 +10,8 @@ thread would answer from it. One row of 30 features: 0.1 ms of preprocessing ins
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from common.errors import FieldError, InvalidRequest, InvalidRows
 from common.models.protocol import Prediction, PredictOptions, spread
 from common.models.tabicl.backbone import TabICLBackbone
 from common.models.tabicl.fit import POINTS
-from common.models.tabicl.precision import Rows
+from common.models.tabicl.precision import Layers, Rows
 from common.tables.features import Features
 from common.tables.target import Target
 
@@ -34,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 CLIP = 100.0
 _EPSILON = float(np.finfo(np.float64).eps)
 #: What the library fills placeholder slots with.
-_SKIPPED = -100.0
+SKIPPED = -100.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Preprocessing:
                 raise InvalidRows(
                     f"Column {features.names[column]!r} has another kind than in the training table."
                 )
-            values[i] = _codes(given, self.text[i]) if i < len(self.text) else given
+            values[i] = codes_of(given, self.text[i]) if i < len(self.text) else given
         missing = np.isnan(values)
         if missing.any():
             values = np.where(missing, self.means, values)
@@ -121,7 +122,7 @@ class Preprocessing:
         return np.ascontiguousarray(joined.transpose(0, 2, 1), dtype=np.float32)
 
 
-def _codes(values: Any, known: pa.StringArray) -> Any:
+def codes_of(values: Any, known: pa.StringArray) -> Any:
     """The place of each text among the known ones; -1 where missing or never seen."""
     found = pc.index_in(values, value_set=known)
     return pc.fill_null(found, -1).to_numpy(zero_copy_only=False)
@@ -136,6 +137,32 @@ class Span:
     columns: KVCache
     icl: KVCache
     rows: Rows | None  # in place of `icl`, when the training rows' representations are kept
+
+
+def spans(
+    caches: Mapping[str, torch.Tensor], members: Sequence[int], depths: Mapping[str, int], device: str
+) -> tuple[Span, ...]:
+    """The whole ensemble first, then each group when there are several; views, no copies on CPU.
+
+    `caches` are named as in a context, `members` counts each group's, `depths` each stage's blocks.
+    """
+    if torch.device(device).type != "cpu":
+        caches = {name: tensor.to(device) for name, tensor in caches.items()}
+    bounds = np.cumsum([0, *members]).tolist()
+    ranges = [slice(0, bounds[-1])]
+    if len(members) > 1:
+        ranges += [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+    native = all(tensor.dtype == torch.float32 for tensor in caches.values())
+
+    def cached(stage: str, of: slice) -> KVCache:
+        layers = Layers(caches, stage, depths[stage], of, device)
+        # What needs no conversion is looked up once and for all.
+        return KVCache(kv=dict(layers) if native else layers)
+
+    def rows(of: slice) -> Rows | None:
+        return Rows(caches, of, device) if "icl.rows" in caches else None
+
+    return tuple(Span(of.start, of.stop, cached("col", of), cached("icl", of), rows(of)) for of in ranges)
 
 
 class LeanPredictor:
@@ -163,6 +190,11 @@ class LeanPredictor:
         self._least_rows = int(state["rows"]) if self._whole.rows is not None else backbone.few_rows
         self._class_shuffles = class_shuffles
 
+    @property
+    def members(self) -> int:
+        """Members of the ensemble."""
+        return self._whole.stop
+
     def predict(self, features: Features, options: PredictOptions) -> Prediction:
         """Answers for the rows, none included.
 
@@ -185,9 +217,13 @@ class LeanPredictor:
                 outputs = torch.cat(parts)
             else:
                 outputs = self._forward(moved, self._whole)
-            if self._class_shuffles is not None:
-                return Prediction(probabilities=self._probabilities(outputs.cpu().numpy()))
-            return self._statistics(outputs, options)
+            return self.told(outputs, options)
+
+    def told(self, outputs: torch.Tensor, options: PredictOptions) -> Prediction:
+        """What the ensemble's outputs (E, n, classes or quantiles) say of the rows."""
+        if self._class_shuffles is not None:
+            return Prediction(probabilities=self._probabilities(outputs[..., : self._classes].cpu().numpy()))
+        return self._statistics(outputs, options)
 
     def _check(self, options: PredictOptions) -> None:
         if options.point not in POINTS:
@@ -223,7 +259,7 @@ class LeanPredictor:
         grouped = columns.feature_grouping(inputs)  # (E, n, groups, group size)
         slots = self._state["slots"]
         if slots:
-            grouped = torch.nn.functional.pad(grouped, (0, 0, slots, 0), value=_SKIPPED)
+            grouped = torch.nn.functional.pad(grouped, (0, 0, slots, 0), value=SKIPPED)
         embedded = columns._compute_embeddings_with_cache(
             grouped.transpose(1, 2), col_cache=span.columns, use_cache=True, store_cache=False
         ).transpose(1, 2)[:, :, slots:]
@@ -235,7 +271,7 @@ class LeanPredictor:
             )
         else:
             output = _from_rows(icl, span.rows, represented, self._backbone.few_rows)
-        return cast(torch.Tensor, output if self._class_shuffles is None else output[..., : self._classes])
+        return cast(torch.Tensor, output)
 
     @property
     def _classes(self) -> int:
