@@ -27,6 +27,7 @@ TabrelayError
 │   ├── CatalogueUnavailable     catalogue_unavailable
 │   │   └── CatalogueEmptied     catalogue_emptied
 │   ├── NoPredictWorker          no_predict_worker
+│   ├── DeviceFull               device_full
 │   ├── ModelNotReady            model_not_ready
 │   ├── FilesBusy                files_busy
 │   └── WorkerLost               worker_lost
@@ -243,6 +244,12 @@ class NoPredictWorker(Unavailable):
     """No predict worker could be reached in time; try again later."""
 
     code = "no_predict_worker"
+
+
+class DeviceFull(Unavailable):
+    """Pinned contexts and loads under way take all that a predict worker may hold; unpin a dataset or try again later."""
+
+    code = "device_full"
 
 
 class ModelNotReady(Unavailable):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from common import logs
 from common.catalogue.records import PredictWorker, Version
-from common.errors import ContextGone, DeadlinePassed, NoPredictWorker, WorkerBusy
+from common.errors import ContextGone, DeadlinePassed, DeviceFull, NoPredictWorker, WorkerBusy
 from common.placement import HoldersFirst, Placement
 from common.relay.client import Lost, Refused, WorkerConnections
 from common.relay.snapshot import RoutingSnapshot
@@ -62,7 +62,7 @@ class Relay:
 
     def _send(self, asked: Asked, version: Version) -> Answer:
         lost = 0
-        busy: WorkerBusy | None = None
+        busy: WorkerBusy | DeviceFull | None = None
         while True:
             workers = self._placement.order(asked.tenant, version, self._snapshot.workers)
             for worker in workers:
@@ -84,7 +84,7 @@ class Relay:
                             f"the connection was lost {lost} times while this request was being answered",
                             retry_after_s=1,
                         ) from error
-                except WorkerBusy as error:
+                except (WorkerBusy, DeviceFull) as error:
                     busy = error
             if busy is not None:
                 raise busy
@@ -109,7 +109,9 @@ class Relay:
         return replace(answer, worker=worker.name)
 
     @staticmethod
-    def _too_late(busy: WorkerBusy | None, *, reached: bool) -> DeadlinePassed | NoPredictWorker | WorkerBusy:
+    def _too_late(
+        busy: WorkerBusy | DeviceFull | None, *, reached: bool
+    ) -> DeadlinePassed | DeviceFull | NoPredictWorker | WorkerBusy:
         if busy is not None:
             return busy
         return DeadlinePassed(retry_after_s=1) if reached else NoPredictWorker(retry_after_s=2)
