@@ -29,6 +29,7 @@ TabrelayError
 │   ├── CatalogueUnavailable     catalogue_unavailable
 │   │   └── CatalogueEmptied     catalogue_emptied
 │   ├── NoPredictWorker          no_predict_worker
+│   ├── DeviceFull               device_full
 │   ├── ModelNotReady            model_not_ready
 │   ├── FilesBusy                files_busy
 │   └── WorkerLost               worker_lost
@@ -257,6 +258,12 @@ class NoPredictWorker(Unavailable):
     """No predict worker could be reached in time; try again later."""
 
     code = "no_predict_worker"
+
+
+class DeviceFull(Unavailable):
+    """Pinned contexts and loads under way take all that a predict worker may hold; unpin a dataset or try again later."""
+
+    code = "device_full"
 
 
 class ModelNotReady(Unavailable):

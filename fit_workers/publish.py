@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from common import logs
 from common.catalogue import Job, JobState, Phase, Version
 from common.catalogue.jobs import Claim, Moved, StaleClaim
-from common.errors import CatalogueUnavailable, TabrelayError
+from common.errors import CatalogueUnavailable, Overloaded, TabrelayError, Unavailable
 from common.files import bury
 from common.placement import HoldersFirst
 from common.relay.client import Lost, Refused
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 log = logs.get("fit")
 
-#: How long a prefetch may hold up the next fit.
+#: How long a prefetch may hold up the next fit: one that loads, and one that finds no worker.
 PREFETCH_S = 30.0
+UNREACHED_S = 5.0
 #: Seconds between tries to publish while the catalogue can't be reached.
 RETRY_S = 0.5
 
@@ -203,7 +204,9 @@ class Publisher:
         """Host tier, prefetch, removal of what the new version replaced: none of it can undo the publish."""
         worker = self._worker
         try:
-            worker.store.copy_to_host(job.tenant, version.context)
+            worker.store.copy_to_host(
+                job.tenant, version.context, worker.catalogue.datasets.pinned_contexts()
+            )
             bury(worker.folder, worker.catalogue, job.tenant)
             self._prefetch(job.tenant, version)
         except (TabrelayError, OSError) as error:
@@ -211,11 +214,17 @@ class Publisher:
 
     def _prefetch(self, tenant: str, version: Version) -> None:
         """Have the placed predict worker load the context, so that the first predict is warm."""
-        workers = self._worker.catalogue.workers.predict()
-        for placed in HoldersFirst().order(tenant, version, workers):
-            question = Question(tenant, version.context, version.model, version.task, "prefetch", PREFETCH_S)
-            try:
-                self._worker.connections.prefetch(placed.address, question, PREFETCH_S)
-            except (Refused, Lost):
-                continue
-            return
+        question = Question(tenant, version.context, version.model, version.task, "prefetch", PREFETCH_S)
+        until = time.monotonic() + UNREACHED_S
+        while True:
+            workers = self._worker.catalogue.workers.predict()
+            for placed in HoldersFirst().order(tenant, version, workers):
+                try:
+                    self._worker.connections.prefetch(placed.address, question, PREFETCH_S)
+                    return
+                except (Refused, Lost, Unavailable, Overloaded):
+                    continue
+            if not workers or time.monotonic() > until:
+                log.warning("published, but no predict worker loaded it", context=version.context[:12])
+                return
+            time.sleep(RETRY_S)  # one that was restarted listens again soon

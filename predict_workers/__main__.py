@@ -30,7 +30,7 @@ from predict_workers.server import PredictServer
 
 log = logs.get("predict")
 
-#: Seconds between two looks for contexts whose files were deleted.
+#: Seconds between two looks at the files of what is loaded.
 SWEEP_S = 1.0
 #: The API closes idle connections first (see common.relay.client).
 KEEP_ALIVE_S = 120
@@ -50,10 +50,10 @@ def warm(registry: Registry, backbones: Backbones) -> tuple[str, ...]:
 
 
 async def sweep(residency: Residency, heartbeat: Heartbeat) -> None:
-    """Drop deleted contexts until cancelled."""
+    """Drop deleted contexts and those that somebody wrote into, until cancelled."""
     while True:
         await asyncio.sleep(SWEEP_S)
-        if residency.drop_unlinked():
+        if await residency.sweep():
             heartbeat.changed()
 
 

@@ -43,6 +43,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._lost = LostJobs(catalogue, settings, name, as_substitute=True)
         self._sweeper = Sweeper(catalogue, settings, name, as_substitute=True)
+        self._mark = -1
         self._started_ms = int(time.time() * 1000)
 
     def start(self) -> None:
@@ -66,6 +67,7 @@ class Heartbeat:
             self._changed.clear()
             try:
                 self._catalogue.workers.register_predict(self._state())
+                self._pins()
                 self._lost.look()  # nobody is there to be woken
                 self._sweeper.look()
                 if not reachable:
@@ -80,6 +82,14 @@ class Heartbeat:
             self._catalogue.workers.leave("predict", self._name)
         except CatalogueUnavailable:
             log.info("left without telling the catalogue")
+
+    def _pins(self) -> None:
+        """Have pinned contexts stay, after anything in the catalogue changed; an emptied one unpins nothing."""
+        datasets = self._catalogue.datasets
+        mark = datasets.mark()
+        if mark != self._mark and self._catalogue.epoch.matches():
+            self._residency.pinned = datasets.pinned_contexts()
+            self._mark = mark
 
     def _state(self) -> PredictWorker:
         settings = self._settings

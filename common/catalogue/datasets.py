@@ -55,9 +55,22 @@ class Datasets:
         if not self._scripts.run("pin", tenant, name, int(pinned)):
             raise DatasetNotFound(f"there is no dataset {name!r} with a published version")
 
+    def pinned_contexts(self) -> frozenset[tuple[str, str]]:
+        """(tenant, digest) of every version of every pinned dataset."""
+        pinned = (entry.split("/", 1) for entry in self._client.smembers(f"{self._prefix}pinned"))
+        return frozenset(
+            (tenant, Version.decode(record).context)
+            for tenant, name in pinned
+            for record in self._client.hvals(f"{self._prefix}versions:{tenant}:{name}")
+        )
+
+    def mark(self) -> int:
+        """A number that grows with every change of a dataset."""
+        return int(self._client.get(f"{self._prefix}changes") or 0)
+
     def changed_since(self, mark: int) -> tuple[int, list[tuple[str, str]]]:
         """The present mark and (tenant, name) of every dataset that changed after `mark`."""
-        now = int(self._client.get(f"{self._prefix}changes") or 0)
+        now = self.mark()
         if now == mark:
             return now, []
         if now < mark:  # Redis was emptied or swapped

@@ -29,6 +29,29 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 @dataclass(frozen=True)
+class Stamp:
+    """A file as it was when it was mapped."""
+
+    path: Path
+    inode: tuple[int, int]  # device, number
+    nbytes: int
+    written_ns: int
+
+    @classmethod
+    def of(cls, path: Path, found: os.stat_result) -> Stamp:
+        """From what the kernel says of the file."""
+        return cls(path, (found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns)
+
+    def broken(self) -> bool:
+        """Whether somebody wrote into the mapped file. One that was unlinked or replaced lives on unchanged."""
+        try:
+            now = Stamp.of(self.path, self.path.stat())
+        except OSError:
+            return False
+        return now.inode == self.inode and now != self
+
+
+@dataclass(frozen=True)
 class MappedContext:
     """A context whose tensors are views of the mapped file; the map ends with the last tensor."""
 
@@ -36,6 +59,7 @@ class MappedContext:
     tensors: Mapping[str, torch.Tensor]
     nbytes: int  # of the whole file
     tier: str
+    stamp: Stamp
 
 
 def open_context(path: Path, digest: str, tier: str) -> MappedContext:
@@ -44,26 +68,27 @@ def open_context(path: Path, digest: str, tier: str) -> MappedContext:
     Raises ContextGone when there is none, ContextDamaged when its bytes are not those that the digest names,
     ContextIncompatible for another format. The file must never be changed while it is mapped, only unlinked.
     """
-    mapped = _map(path)
+    mapped, stamp = _map(path)
     view = memoryview(mapped)
     if blake3(view).hexdigest() != digest:
         raise ContextDamaged
     layout = parse_header(view)
     manifest = Manifest.decode(layout.manifest)
-    return MappedContext(manifest, _tensors(mapped, layout), layout.size, tier)
+    return MappedContext(manifest, _tensors(mapped, layout), layout.size, tier, stamp)
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path) -> tuple[mmap.mmap, Stamp]:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError as error:
         raise ContextGone from error
     try:
-        if os.fstat(descriptor).st_size == 0:
+        stamp = Stamp.of(path, os.fstat(descriptor))
+        if stamp.nbytes == 0:
             raise ContextDamaged
         # Private and copy-on-write: pages are shared with every other reader, and nobody writes. A read-only map
         # would do as well, but torch warns about views of memory that it can't write.
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), stamp
     finally:
         os.close(descriptor)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
+from collections.abc import Container
 from pathlib import Path
 
 from common import logs
@@ -55,6 +57,14 @@ class ContextStore:
                 return path
         return None
 
+    def size(self, tenant: str, digest: str) -> int:
+        """Bytes of a context's file; raises ContextGone."""
+        path = self.best_path(tenant, digest)
+        found = _stat(path) if path is not None else None
+        if found is None:
+            raise ContextGone
+        return found.st_size
+
     def open(self, tenant: str, digest: str) -> MappedContext:
         """Map a context from the fastest tier; a damaged copy in the host tier falls back to the disk.
 
@@ -64,7 +74,7 @@ class ContextStore:
             host = self._path(tenant, digest, "host")
             try:
                 mapped = open_context(host, digest, "host")
-                os.utime(host)  # the host tier drops what was opened longest ago
+                _touch(host)  # the host tier drops what was opened longest ago
                 return mapped
             except ContextGone as error:
                 if isinstance(error, ContextDamaged):
@@ -76,14 +86,14 @@ class ContextStore:
 
     def touch(self, tenant: str, digest: str) -> None:
         """Note that the context is in use: retention ends what was used longest ago. Its age stays as it is."""
-        path = self._path(tenant, digest, "disk")
-        try:
-            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-        except OSError:
-            return  # deleted meanwhile, or a disk that is read only here
+        with contextlib.suppress(OSError):  # deleted meanwhile, or a disk that is read only here
+            _touch(self._path(tenant, digest, "disk"))
 
-    def copy_to_host(self, tenant: str, digest: str) -> bool:
-        """Copy a context into the host tier, dropping what was opened longest ago; False when it does not fit."""
+    def copy_to_host(self, tenant: str, digest: str, pinned: Container[tuple[str, str]] = ()) -> bool:
+        """Copy a context into the host tier, dropping what was opened longest ago and is not `pinned`.
+
+        False when it does not fit.
+        """
         source = self._path(tenant, digest, "disk")
         if not self._host_bytes or not source.exists():
             return False
@@ -92,7 +102,7 @@ class ContextStore:
             return True
         size = source.stat().st_size
         private_folder(host.parent)
-        if size > self._host_bytes or not self._make_room(host.parent.parent, size):
+        if size > self._host_bytes or not self._make_room(host.parent.parent, size, pinned):
             return False
         temporary = host.parent / f"{_TEMPORARY}{new_id()}"
         try:
@@ -109,10 +119,10 @@ class ContextStore:
             return False
         return True
 
-    def _make_room(self, root: Path, size: int) -> bool:
+    def _make_room(self, root: Path, size: int, pinned: Container[tuple[str, str]]) -> bool:
         files = sorted(
             (
-                (stat.st_mtime_ns, stat.st_size, path)
+                (stat.st_atime_ns, stat.st_size, path)
                 for path in root.glob("*/*")
                 if (stat := _stat(path)) is not None
             ),
@@ -122,6 +132,8 @@ class ContextStore:
         for _, freed, path in files:
             if used + size <= self._host_bytes:
                 break
+            if (path.parent.name, path.stem) in pinned:
+                continue
             path.unlink(missing_ok=True)
             used -= freed
         free = shutil.disk_usage(root).free
@@ -130,6 +142,11 @@ class ContextStore:
     def _path(self, tenant: str, digest: str, tier: str) -> Path:
         places = self._folder.tiers(tenant, "context", digest)
         return places[TIERS.index(tier)] if TIERS.index(tier) < len(places) else places[0]
+
+
+def _touch(path: Path) -> None:
+    """Set the access time; the modification time is how a reader knows that nobody wrote."""
+    os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from common import logs
 from common.catalogue.records import PredictWorker
-from common.errors import DeadlinePassed, NoPredictWorker, WorkerBusy
+from common.errors import DeadlinePassed, DeviceFull, NoPredictWorker, WorkerBusy
 from common.relay.client import Lost, Refused, WorkerConnections
 
 log = logs.get("relay")
@@ -30,10 +30,10 @@ def ask_in_turn(
 ) -> T:
     """The first answer; `ask` gets a worker and the seconds left, `workers` is called again for each round.
 
-    Raises WorkerBusy (429), NoPredictWorker (503), DeadlinePassed (504), and what the worker reports.
+    Raises WorkerBusy (429), DeviceFull and NoPredictWorker (503), DeadlinePassed (504), and what the worker reports.
     """
     lost = 0
-    busy: WorkerBusy | None = None
+    busy: WorkerBusy | DeviceFull | None = None
     while True:
         for worker in workers():
             left = deadline - time.monotonic()
@@ -52,7 +52,7 @@ def ask_in_turn(
                         f"the connection was lost {lost} times while this request was being answered",
                         retry_after_s=1,
                     ) from error
-            except WorkerBusy as error:
+            except (WorkerBusy, DeviceFull) as error:
                 busy = error
         if busy is not None:
             raise busy
@@ -62,7 +62,9 @@ def ask_in_turn(
         time.sleep(PAUSE_S)
 
 
-def _too_late(busy: WorkerBusy | None, *, reached: bool) -> DeadlinePassed | NoPredictWorker | WorkerBusy:
+def _too_late(
+    busy: WorkerBusy | DeviceFull | None, *, reached: bool
+) -> DeadlinePassed | DeviceFull | NoPredictWorker | WorkerBusy:
     if busy is not None:
         return busy
     return DeadlinePassed(retry_after_s=1) if reached else NoPredictWorker(retry_after_s=2)

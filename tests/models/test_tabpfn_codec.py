@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tabpfn.preprocessing.configs import PreprocessorConfig
 
-from common.errors import InvalidTable
 from common.models.protocol import PredictOptions
 from common.models.tabpfn.adapter import ADAPTER
 from tests.models import fitting
@@ -50,17 +49,3 @@ def test_every_preset_comes_back_bit_for_bit(scaling: str, tmp_path: Path) -> No
         rows = table.features.take(slice(0, 32))
         found = fitted.predictor.predict(rows, PredictOptions()).probabilities
         assert np.array_equal(found, fitted.state.predict(rows).probabilities), (categorical, svd)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scaling", BROKEN)
-def test_what_the_library_can_not_fit_is_a_refused_table(scaling: str, tmp_path: Path) -> None:
-    weights = fitting.weights(tmp_path / "checkpoints", "v2", "classification")
-    backbone = ADAPTER.load(weights, "cpu")
-    specs: dict[str, Any] = backbone.loaded.specs  # type: ignore[assignment]
-    config = replace(
-        specs["classification"].inference_config, PREPROCESS_TRANSFORMS=[PreprocessorConfig(scaling)]
-    )
-    specs["classification"] = replace(specs["classification"], inference_config=config)
-    with pytest.raises(InvalidTable):
-        fitting.fit(tmp_path, weights, fitting.table("classification", "mixed"), n_estimators=2)

@@ -289,6 +289,21 @@ def test_a_pinned_dataset_keeps_every_version(catalogue: Catalogue, claimed: Cal
     assert sorted(catalogue.datasets.get("default", "d").versions) == [1, 2, 3]
 
 
+def test_the_contexts_of_pinned_datasets_are_told_until_the_pin_or_the_dataset_ends(
+    catalogue: Catalogue, claimed: Callable[..., Claim]
+) -> None:
+    for name in "ab":
+        claim = claimed(name, key=name)
+        catalogue.jobs.publish(claim, version_of(claim, f"c{name}", name), {})
+        assert catalogue.datasets.pinned_contexts() == ({("default", "ca")} if name == "b" else set())
+        catalogue.datasets.pin("default", name, True)
+    assert catalogue.datasets.pinned_contexts() == {("default", "ca"), ("default", "cb")}
+    catalogue.datasets.pin("default", "a", False)
+    assert catalogue.datasets.pinned_contexts() == {("default", "cb")}
+    catalogue.datasets.delete("default", "b")
+    assert catalogue.datasets.pinned_contexts() == set()
+
+
 def test_a_file_that_two_datasets_share_goes_with_the_last_of_them(
     catalogue: Catalogue, claimed: Callable[..., Claim]
 ) -> None:

@@ -250,4 +250,5 @@ local function forget_dataset(tenant, dataset)
   redis.call('DEL', key('dataset', tenant, dataset), key('versions', tenant, dataset), key('pending', tenant, dataset))
   redis.call('ZREM', key('datasets', tenant), dataset)
   redis.call('ZREM', key('expiring'), tenant .. '/' .. dataset)
+  redis.call('SREM', key('pinned'), tenant .. '/' .. dataset)
 end

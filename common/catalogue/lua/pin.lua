@@ -5,5 +5,6 @@ if redis.call('HEXISTS', entry, 'current') == 0 then
   return 0
 end
 redis.call('HSET', entry, 'pinned', ARGV[4])
+redis.call(ARGV[4] == '1' and 'SADD' or 'SREM', key('pinned'), tenant .. '/' .. dataset)
 changed(tenant, dataset)
 return 1

@@ -52,6 +52,7 @@ end
 local pinned = 0
 if given.pinned and redis.call('HEXISTS', entry, 'current') == 1 then
   pinned = redis.call('HSETNX', entry, 'pinned', 1)
+  redis.call('SADD', key('pinned'), tenant .. '/' .. dataset)
 end
 if #restored > 0 or pinned == 1 then
   changed(tenant, dataset)
