@@ -23,12 +23,13 @@ PAUSE_S = 0.05
 
 @dataclass(frozen=True)
 class Asked:
-    """A predict as the service layer hands it over; `rows` is an Arrow IPC stream."""
+    """A predict as the service layer hands it over; `rows` is an Arrow IPC stream, or JSON as the client sent it."""
 
     tenant: str
     dataset: str
     version: int | None
     rows: bytes
+    kind: str  # content type of the rows
     request_id: str
     deadline: float  # time.monotonic()
     quantiles: tuple[float, ...] = ()
@@ -102,6 +103,7 @@ class Relay:
             request_id=asked.request_id,
             deadline_s=left_s,
             quantiles=asked.quantiles,
+            rows=asked.kind,
         )
         answer = Answer.decode(self._connections.predict(worker.address, question, asked.rows, left_s + 0.25))
         if answer.context != version.context:

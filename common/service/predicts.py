@@ -25,11 +25,12 @@ DEFAULT_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """A predict as a transport read it; `rows` is an Arrow IPC stream."""
+    """A predict as a transport read it; `rows` is an Arrow IPC stream, or JSON as the client sent it."""
 
     tenant: str
     dataset: str
     rows: bytes
+    kind: str  # content type of the rows
     request_id: str
     arrived: float  # time.monotonic()
     version: int | None = None
@@ -68,6 +69,7 @@ class PredictService:
             dataset=dataset_name(request.dataset),
             version=request.version,
             rows=request.rows,
+            kind=request.kind,
             request_id=request.request_id,
             deadline=request.arrived + self._deadline_s(request),
             quantiles=levels,
