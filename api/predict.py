@@ -14,18 +14,19 @@ from api.openapi import documented
 from api.requests import answer, body_bytes, query_int, query_number, query_numbers, tenant
 from api.services import services
 from common.catalogue.records import Version
-from common.errors import FieldError, InvalidRequest, InvalidTable, TooLarge
-from common.relay.wire import ARROW, METADATA_KEY, POINTS, Answer, encode_rows
-from common.service.fits import table_limits
+from common.errors import FieldError, InvalidRequest, TooLarge
+from common.relay.wire import ARROW, JSON, METADATA_KEY, POINTS, Answer, encode_rows
 from common.service.predicts import PredictRequest
 from common.tables.json_reader import loads_json, table_from_json
 from common.tables.parse import detect_format
-from common.tables.shape import TableLimits
+from common.tables.shape import predict_limits
 from common.tables.target import Target
 
 blueprint = Blueprint("predict", __name__, url_prefix="/v1")
 
-#: JSON bodies up to this size are read here; larger ones, and all files, by the parser child.
+#: JSON bodies up to this size go to the predict worker as they are (docs/decisions/0004).
+JSON_WHOLE_BYTES = 32 * 1024
+#: Larger ones up to this size are read here; the largest, and all files, by the parser child.
 JSON_INLINE_BYTES = 1024**2
 
 
@@ -44,13 +45,14 @@ def predict(name: str) -> Response:
     resolved = services().predicts.resolve(tenant(), name, version)
     deadline_ms = query_int("deadline_ms", None, 1, 2**53)
     threshold = query_number("threshold")
-    rows = _rows(resolved)
+    rows, kind = _rows(resolved)
     read = time.monotonic()
     found, answered, output = services().predicts.predict(
         PredictRequest(
             tenant=tenant(),
             dataset=name,
             rows=rows,
+            kind=kind,
             request_id=g.request_id,
             arrived=arrived,
             version=version,
@@ -84,17 +86,19 @@ def _timings(answered: Answer, parse_s: float, relay_s: float) -> dict[str, floa
     return {part: round(ms, 3) for part, ms in parts.items()}
 
 
-def _rows(version: Version) -> bytes:
-    """The body's rows as an Arrow IPC stream; of a CSV, the dataset's spellings of a missing cell become gaps."""
+def _rows(version: Version) -> tuple[bytes, str]:
+    """The body's rows as a predict worker reads them, and their content type.
+
+    Of a CSV, the dataset's spellings of a missing cell become gaps.
+    """
     settings = services().settings
-    limits = TableLimits(settings.max_predict_rows, settings.max_columns, table_limits(settings).max_cells)
     format = detect_format(None, request.content_type)
     body = body_bytes(settings.max_predict_bytes)
+    if format == "json" and len(body) <= JSON_WHOLE_BYTES:
+        return body, JSON
+    limits = predict_limits(settings)
     if format == "json" and len(body) <= JSON_INLINE_BYTES:
-        value = loads_json(body)
-        if not isinstance(value, Mapping):
-            raise InvalidTable('the body must be an object with "columns" and "rows", or with "records"')
-        return encode_rows(table_from_json(value, limits))
+        return encode_rows(table_from_json(loads_json(body), limits)), ARROW
     if not body:
         raise InvalidRequest("the body is empty", errors=[FieldError("body", "at least one row is needed")])
     rows: bytes = services().parser.parse_rows(
@@ -107,7 +111,7 @@ def _rows(version: Version) -> bytes:
     most = settings.max_predict_bytes * 4
     if len(rows) > most:
         raise TooLarge(f"the rows take {len(rows)} bytes, the most is {most}", limit=most, size=len(rows))
-    return rows
+    return rows, ARROW
 
 
 def _arrow(

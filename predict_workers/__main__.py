@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import uvicorn
+import uvloop
 
 from common import logs
 from common.catalogue import Catalogue
@@ -121,6 +122,7 @@ async def serve(settings: Settings, name: str) -> None:
             lifespan="off",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -145,7 +147,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     torch.set_num_threads(settings.threads)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(settings, name))
+        uvloop.run(serve(settings, name))
 
 
 if __name__ == "__main__":

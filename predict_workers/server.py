@@ -12,8 +12,11 @@ import orjson
 from common import logs
 from common.errors import InternalError, InvalidRequest, NotFound, TabrelayError, TooLarge, Unavailable
 from common.models.protocol import PredictOptions
-from common.relay.wire import ARROW, Answer, Question, decode_rows
+from common.relay.wire import JSON, NUMBERS, Answer, Question, decode_rows
 from common.settings import Settings
+from common.tables.inline import features_of_json
+from common.tables.json_reader import loads_json
+from common.tables.shape import predict_limits
 from predict_workers.batcher import Batcher
 from predict_workers.one_shot import OneShots
 from predict_workers.residency import Residency
@@ -43,6 +46,7 @@ class PredictServer:
         self._residency = residency
         self._batcher = batcher
         self._one_shots = one_shots
+        self._limits = predict_limits(settings)
         self.ready = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,11 +94,15 @@ class PredictServer:
         deadline = arrived + question.deadline_s
         self._batcher.admit(0)
         body = await self._body(receive)
-        rows = await self._off_loop(len(body), decode_rows, body)
+        plain = question.rows == JSON
+        rows = await self._off_loop(len(body), loads_json if plain else decode_rows, body)
         parsed = time.monotonic()
         context = await self._residency.get(question.tenant, question.context)
         loaded = time.monotonic()
-        features = await self._off_loop(len(body), context.schema.features, rows)
+        if plain:
+            features = features_of_json(rows, context.schema, self._limits)
+        else:
+            features = await self._off_loop(len(body), context.schema.features, rows)
         prepared = time.monotonic()
         answering = asyncio.ensure_future(
             self._batcher.predict(
@@ -118,7 +126,7 @@ class PredictServer:
             quantiles=question.quantiles,
             timings_ms={name: round(seconds * 1000, 3) for name, seconds in timings.items()},
         )
-        return 200, ARROW.encode(), await self._off_loop(len(prediction) * 64, answer.encode)
+        return 200, NUMBERS.encode(), await self._off_loop(len(prediction) * 64, answer.encode)
 
     async def _once(self, receive: Receive) -> tuple[int, bytes, bytes]:
         arrived = time.monotonic()

@@ -15,12 +15,13 @@ from common.relay.wire import Answer, Question
 
 @dataclass(frozen=True)
 class Asked:
-    """A predict as the service layer hands it over; `rows` is an Arrow IPC stream."""
+    """A predict as the service layer hands it over; `rows` is an Arrow IPC stream, or JSON as the client sent it."""
 
     tenant: str
     dataset: str
     version: int | None
     rows: bytes
+    kind: str  # content type of the rows
     request_id: str
     deadline: float  # time.monotonic()
     quantiles: tuple[float, ...] = ()
@@ -72,6 +73,7 @@ class Relay:
             deadline_s=left_s,
             quantiles=asked.quantiles,
             point=asked.point,
+            rows=asked.kind,
         )
         answer = Answer.decode(self._connections.predict(worker.address, question, asked.rows, left_s + 0.25))
         if answer.context != version.context:

@@ -1,15 +1,15 @@
-"""What the API and a predict worker say to each other: HTTP, rows and answers as Arrow IPC.
+"""What the API and a predict worker say to each other, over HTTP.
 
-Request: `POST /predict` with the headers below and the rows as an Arrow IPC stream.
-Answer 200: an Arrow IPC stream; a column `probability:<i>` for class number i, or `mean`, the point asked for (`median`,
-`mode`) and `quantile:<level>`, and the schema's metadata key `tabrelay` holds `Answer` facts as JSON. Any other status: the JSON object of
-`TabrelayError.encode`.
+Request: `POST /predict` with the headers below and the rows: an Arrow IPC stream, or a small JSON body as the client
+sent it (docs/decisions/0004).
+Answer 200: `Answer.encode`. Any other status: the JSON object of `TabrelayError.encode`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,13 @@ import pyarrow as pa
 from common.models.protocol import Prediction
 
 ARROW = "application/vnd.apache.arrow.stream"
+JSON = "application/json"
+#: What an answer looks like between worker and API.
+NUMBERS = "application/x-tabrelay-numbers"
 METADATA_KEY = b"tabrelay"
 #: Point estimates of a regression that an answer may hold.
 POINTS = ("mean", "median", "mode")
+_NUMBERS = tuple(field.name for field in fields(Prediction))
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,12 @@ class Question:
     deadline_s: float  # seconds left when sent
     quantiles: tuple[float, ...] = ()
     point: str = "mean"
+    rows: str = ARROW  # content type of the rows
 
     def headers(self) -> dict[str, str]:
         """As HTTP headers."""
         return {
-            "content-type": ARROW,
+            "content-type": self.rows,
             "x-tenant": self.tenant,
             "x-context": self.context,
             "x-model": self.model,
@@ -65,6 +70,7 @@ class Question:
             deadline_s=float(headers["x-deadline-s"]),
             quantiles=tuple(float(level) for level in levels.split(",") if level),
             point=headers.get("x-point", "mean"),
+            rows=headers["content-type"],
         )
 
 
@@ -80,50 +86,37 @@ class Answer:
     timings_ms: Mapping[str, float] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """As an Arrow IPC stream."""
-        columns: dict[str, npt.NDArray[np.float64]] = {}
-        if self.prediction.probabilities is not None:
-            for i in range(self.prediction.probabilities.shape[1]):
-                columns[f"probability:{i}"] = np.ascontiguousarray(self.prediction.probabilities[:, i])
-        for point in POINTS:
-            values = getattr(self.prediction, point)
-            if values is not None:
-                columns[point] = values
-        if self.prediction.quantiles is not None:
-            for i, level in enumerate(self.quantiles):
-                columns[f"quantile:{level!r}"] = np.ascontiguousarray(self.prediction.quantiles[:, i])
+        """A line of JSON with the facts and the arrays' shapes, then the arrays, float64, little-endian."""
+        arrays = {
+            name: np.ascontiguousarray(values, dtype="<f8")
+            for name in _NUMBERS
+            if (values := getattr(self.prediction, name)) is not None
+        }
         facts = {
             "context": self.context,
             "worker": self.worker,
             "target": self.target,
             "quantiles": self.quantiles,
             "timings_ms": self.timings_ms,
+            "arrays": {name: values.shape for name, values in arrays.items()},
         }
-        batch = pa.record_batch(
-            {name: pa.array(values) for name, values in columns.items()},
-        ).replace_schema_metadata({METADATA_KEY: orjson.dumps(facts)})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        return bytes(sink.getvalue())
+        return b"".join((orjson.dumps(facts), b"\n", *(values.tobytes() for values in arrays.values())))
 
     @classmethod
     def decode(cls, body: bytes) -> Answer:
-        """From an Arrow IPC stream."""
-        reader = pa.ipc.open_stream(body)
-        batch = reader.read_next_batch()
-        facts = orjson.loads(reader.schema.metadata[METADATA_KEY])
-
-        def matrix(prefix: str) -> npt.NDArray[np.float64] | None:
-            found = [
-                batch.column(i).to_numpy() for i, n in enumerate(batch.schema.names) if n.startswith(prefix)
-            ]
-            return np.stack(found, axis=1) if found else None
-
-        points = {point: batch.column(point).to_numpy() for point in POINTS if point in batch.schema.names}
-        prediction = Prediction(probabilities=matrix("probability:"), quantiles=matrix("quantile:"), **points)
+        """What `encode` wrote; raises ValueError when it is not that."""
+        at = body.index(b"\n")
+        facts = orjson.loads(body[:at])
+        at += 1
+        arrays: dict[str, npt.NDArray[np.float64]] = {}
+        for name, shape in facts["arrays"].items():
+            count = math.prod(shape)
+            arrays[name] = np.frombuffer(body, "<f8", count, at).reshape(shape)
+            at += count * 8
+        if at != len(body):
+            raise ValueError(f"the answer has {len(body)} bytes, its arrays end at {at}")
         return cls(
-            prediction=prediction,
+            prediction=Prediction(**arrays),
             context=facts["context"],
             worker=facts["worker"],
             target=facts["target"],

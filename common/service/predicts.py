@@ -23,11 +23,12 @@ DEFAULT_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """A predict as a transport read it; `rows` is an Arrow IPC stream."""
+    """A predict as a transport read it; `rows` is an Arrow IPC stream, or JSON as the client sent it."""
 
     tenant: str
     dataset: str
     rows: bytes
+    kind: str  # content type of the rows
     request_id: str
     arrived: float  # time.monotonic()
     version: int | None = None
@@ -75,6 +76,7 @@ class PredictService:
             dataset=dataset_name(request.dataset),
             version=request.version,
             rows=request.rows,
+            kind=request.kind,
             request_id=request.request_id,
             deadline=request.arrived + deadline_s(request.deadline_s, self._settings),
             quantiles=levels,

@@ -174,6 +174,13 @@ class TableSchema:
         return tuple(name for names in self._names for name in names)
 
     @cached_property
+    def plain(self) -> bool:
+        """Whether a model sees every column as it is: numbers without an origin or a spelling of a gap."""
+        return not self.missing and all(
+            column.kind == "numeric" and column.origin is None for column in self.columns
+        )
+
+    @cached_property
     def _names(self) -> tuple[tuple[str, ...], ...]:
         """Feature names of each column."""
         taken = {column.name for column in self.columns}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import FieldError, InvalidTable, TooLarge
+from common.settings import Settings
 
 MIB = 1024**2
 #: Decompressed bytes that one cell may take on average; 64 bytes is a long number, quoted, four times over.
@@ -24,6 +25,11 @@ class TableLimits:
     def max_bytes(self) -> int:
         """Bytes that a compressed file may hold once decompressed."""
         return max(16 * MIB, BYTES_PER_CELL * self.max_cells)
+
+
+def predict_limits(settings: Settings) -> TableLimits:
+    """The most rows that one predict may ask."""
+    return TableLimits(settings.max_predict_rows, settings.max_columns, settings.max_cells)
 
 
 def check_rows(rows: int, columns: int, limits: TableLimits) -> None:

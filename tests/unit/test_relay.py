@@ -28,7 +28,7 @@ from common.models.protocol import Prediction
 from common.placement import HoldersFirst
 from common.relay.client import WorkerConnections
 from common.relay.relay import Asked, Relay
-from common.relay.wire import Answer, Question
+from common.relay.wire import ARROW, Answer, Question
 
 CONTEXT = "c" * 64
 
@@ -162,7 +162,7 @@ class Snapshot:
 
 
 def ask(snapshot: Any, within_s: float = 2.0) -> Answer:
-    asked = Asked("default", "d", None, b"rows", "r", time.monotonic() + within_s)
+    asked = Asked("default", "d", None, b"rows", ARROW, "r", time.monotonic() + within_s)
     relay = Relay(snapshot)
     try:
         return relay.predict(asked, version())[1]
