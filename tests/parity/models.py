@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.integration.oracle import CHECKPOINTS
@@ -14,18 +15,24 @@ class Model:
 
     name: str
     library: str  # a key of tests.integration.oracle.LIBRARIES
-    checkpoints: dict[str, Path]
+    checkpoints: dict[str, Path] | None  # None: random ones that `conftest` makes
+    members: int = 8
     within: float = 0.0  # of one forward that holds a request's rows alone
     shared: float = 1e-6  # of a request that was cut or shared its forward
     points: tuple[str, ...] = ("mean", "median")
 
-    def paths(self) -> dict[str, str]:
-        """As `TABRELAY_MODEL_PATHS` has them."""
-        return {f"{self.name}:{task}": str(path) for task, path in self.checkpoints.items()}
+    #: Tables that the model refuses, and a word of the reason.
+    refuses: Mapping[str, str] = field(default_factory=dict)
 
 
 MINI = {
     "classification": CHECKPOINTS / "tabicl-mini-classifier.ckpt",
     "regression": CHECKPOINTS / "tabicl-mini-regressor.ckpt",
 }
-MODELS = {model.name: model for model in (Model("tabicl-mini", "tabicl", MINI),)}
+MODELS = {
+    model.name: model
+    for model in (
+        Model("tabicl-mini", "tabicl", MINI),
+        Model("tabpfn-v2", "tabpfn", None, members=2, points=("mean", "median", "mode")),
+    )
+}
