@@ -26,7 +26,7 @@ datetime
 text
     A `pa.StringArray`. Numbers in rows become their text (3 is "3", 3.0 is "3.0"), booleans "true" and "false"; in a
     number column that was declared categorical, numbers of one value are one category (3, 3.0 and "3.0").
-    What a category never seen means is the model's matter: missing. `distinct` tells how many values training saw.
+    What a category never seen means is the model's matter. `distinct` tells how many values training saw.
 
 A fit may override kinds and the spellings of a missing cell by name (`common.tables.overrides`). Spellings are kept
 in the schema and blank the same cells, text or number, in the training table and in rows.

@@ -10,7 +10,7 @@ texts       the place of a text among the sorted ones;
 constant    a column of one value in training says nothing: its training value, whatever it holds now.
 
 A missing cell is what the library makes of one in this column: NaN when training had gaps there, else mostly -1. A
-text never seen is missing; the library would say -1 even where training had gaps, the one difference.
+text never seen is -1 either way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from common.errors import FieldError, InvalidRows
 from common.tables.features import Features
 
 Floats = npt.NDArray[np.float64]
-#: What the library gives a number that is not among a column's categories.
+#: What the library gives a value that is not among a column's categories.
 UNKNOWN = -1.0
 #: The model computes in float32; a number beyond it would reach it as infinity.
 LARGEST = float(np.finfo(np.float32).max)
@@ -47,6 +47,7 @@ class Rule:
     missing: float = np.nan  # what a missing cell becomes; of "constant", what every cell becomes
     numbers: Floats | None = None  # ascending, NaN left out
     texts: pa.StringArray | None = None  # in the order of their codes
+    gap: str | None = None  # a text that the library takes for a missing cell
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _rule(text: bool, categories: Sequence[Any], few: bool, missing: float) -> R
         # A gap keeps its place among the others. Where texts are many, the library writes a word of its own into gaps.
         gap = None if few else NA_PLACEHOLDER
         known = [value if isinstance(value, str) and value != gap else None for value in categories]
-        return Rule("texts", True, missing, texts=pa.array(known, pa.string()))
+        return Rule("texts", True, missing, texts=pa.array(known, pa.string()), gap=gap)
     numbers = np.array([float(value) for value in categories])
     return Rule("numbers", False, missing, numbers=numbers[~np.isnan(numbers)])
 
@@ -149,8 +150,10 @@ def _apply(rule: Rule, values: Any) -> Any:
     if rule.kind == "constant":
         return rule.missing
     if rule.kind == "texts":
-        found = pc.index_in(values, value_set=rule.texts, skip_nulls=True)
-        return pc.fill_null(found.cast(pa.float64()), rule.missing).to_numpy(zero_copy_only=False)
+        found = pc.index_in(values, value_set=rule.texts, skip_nulls=True).cast(pa.float64())
+        gaps = pc.is_in(values, value_set=pa.array([None, rule.gap], pa.string()))
+        codes = pc.if_else(gaps, rule.missing, pc.fill_null(found, UNKNOWN))
+        return codes.to_numpy(zero_copy_only=False)
     if rule.numbers is not None:
         numbers = rule.numbers
         at = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
