@@ -26,7 +26,6 @@ def main(jobs: Path, told: Path) -> None:
     import numpy as np
     import pyarrow as pa
     import torch
-    from tabpfn.settings import settings
 
     from common.models.tabpfn.adapter import ADAPTER
     from common.tables.schema import TableSchema
@@ -42,6 +41,8 @@ def main(jobs: Path, told: Path) -> None:
         with pa.ipc.open_file(job["rows"]) as reader:
             rows = TableSchema.decode(mapped.manifest.schema).features(reader.read_all())
         np.savez(job["out"], *fitting.both_sizes(predictor, rows, job["task"]))
+    from tabpfn.settings import settings  # not before the adapter, which fixes them
+
     fitting.fit(Path(job["data"]), backbone.weights, fitting.table(job["task"], "mixed"))
     told.write_text(json.dumps({"reached": reached, "settings": settings.tabpfn.model_dump(mode="json")}))
 
