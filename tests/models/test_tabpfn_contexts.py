@@ -20,7 +20,7 @@ from common.errors import (
     InvalidRows,
     ModelNotReady,
 )
-from common.models.protocol import PredictOptions, TrainingTable
+from common.models.protocol import PredictOptions
 from common.models.tabpfn import state as states
 from common.models.tabpfn.adapter import ADAPTER
 from common.models.tabpfn.codec import Encoder
@@ -252,11 +252,16 @@ def test_a_file_that_is_not_these_weights_is_never_used(folder: Path, tmp_path: 
         ADAPTER.inspect(broken, "tabpfn-v2")
 
 
-def test_a_mixed_table_keeps_its_categories(small: fitting.Fitted) -> None:
-    table: TrainingTable = small.table
-    odd = mixed().slice(0, 6).set_column(0, "plan", pa.array([None, "never", "basic", "pro", None, "?"]))
-    rows = table.schema.features(odd)
-    answers = small.predictor.predict(rows, PredictOptions()).probabilities
-    gaps = mixed().slice(0, 6).set_column(0, "plan", pa.array([None, None, "basic", "pro", None, None]))
-    expected = small.state.predict(table.schema.features(gaps)).probabilities
-    assert np.array_equal(answers, expected)
+def test_a_text_never_seen_is_one_value_and_no_gap(small: fitting.Fitted) -> None:
+    def answers(plans: list[str | None]) -> Any:
+        rows = mixed().slice(0, 6).set_column(0, "plan", pa.array(plans))
+        features = small.table.schema.features(rows)
+        found = small.predictor.predict(features, PredictOptions()).probabilities
+        assert np.array_equal(found, small.state.predict(features).probabilities)
+        return found
+
+    unseen = answers([None, "never", "basic", "pro", None, "?"])
+    gaps = answers([None, None, "basic", "pro", None, None])
+    assert np.array_equal(unseen, answers([None, "other", "basic", "pro", None, "never"]))
+    same = (unseen == gaps).all(axis=1)
+    assert same.tolist() == [True, False, True, True, True, False]
