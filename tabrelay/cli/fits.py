@@ -62,6 +62,9 @@ def fit(
             "--missing", metavar="TEXT", help="A spelling of a missing cell, instead of NA and such."
         ),
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option("--encoding", help="Of a CSV that is not UTF-8, such as latin-1.")
+    ] = None,
     priority: Annotated[
         str | None, typer.Option("--priority", help="interactive, or batch for what can wait.")
     ] = None,
@@ -95,6 +98,7 @@ def fit(
             task=task,
             options=options or None,
             schema=schema or None,
+            encoding=encoding,
             priority=priority,
             deadline_s=deadline,
             ttl_s=ttl,

@@ -34,23 +34,26 @@ def output_kind(path: Path) -> str:
     return "parquet" if media_type == PARQUET else "csv"
 
 
-def write_file(source: Path, prediction: Prediction, out: Path) -> None:
-    """Write the rows of `source` and their predictions to `out`, which appears only when it is whole."""
+def write_file(source: Path, prediction: Prediction, out: Path, encoding: str | None = None) -> None:
+    """Write the rows of `source` and their predictions to `out`, which appears only when it is whole.
+
+    `encoding` is of a CSV source; UTF-8, or UTF-16 where it shows, when not given.
+    """
     part = out.with_name(f".{out.name}.part")
     try:
         if output_kind(out) == "parquet":
-            _write_parquet(source, prediction, part)
+            _write_parquet(source, prediction, part, encoding)
         else:
             with part.open("w", encoding="utf-8", newline="") as file:
-                write_csv(source, prediction, file)
+                write_csv(source, prediction, file, encoding)
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
 
 
-def write_csv(source: Path, prediction: Prediction, file: IO[str]) -> None:
+def write_csv(source: Path, prediction: Prediction, file: IO[str], encoding: str | None = None) -> None:
     """Write the rows and their predictions as CSV."""
-    header, rows = read_rows(source)
+    header, rows = read_rows(source, encoding)
     answers = prediction.columns()
     _same_length(len(rows), len(prediction), source)
     kept = [index for index, name in enumerate(header) if name not in answers]
@@ -60,15 +63,15 @@ def write_csv(source: Path, prediction: Prediction, file: IO[str]) -> None:
         writer.writerow([row[index] for index in kept] + [_cell(value) for value in told])
 
 
-def read_rows(source: Path) -> tuple[list[str], list[list[Any]]]:
+def read_rows(source: Path, encoding: str | None = None) -> tuple[list[str], list[list[Any]]]:
     """The header and the rows of a file of any format."""
     if _media_type(source) == "text/csv":
-        return _read_csv(source)
+        return _read_csv(source, encoding)
     table = _read_arrow(source)
     return table.column_names, [list(row.values()) for row in table.to_pylist()]
 
 
-def _read_csv(source: Path) -> tuple[list[str], list[list[Any]]]:
+def _read_csv(source: Path, encoding: str | None) -> tuple[list[str], list[list[Any]]]:
     content = source.read_bytes()
     if content.startswith(GZIP_MAGIC):
         content = gzip.decompress(content)
@@ -76,8 +79,7 @@ def _read_csv(source: Path) -> tuple[list[str], list[list[Any]]]:
         import pyarrow as pa
 
         content = pa.CompressedInputStream(io.BytesIO(content), "zstd").read()
-    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    text = content.decode(encoding)
+    text = content.decode(encoding or _unicode(content))
     first_lines = text.lstrip("\r\n")[:65536]
     delimiter = max(
         DELIMITERS, key=lambda mark: len(next(csv.reader(io.StringIO(first_lines), delimiter=mark), []))
@@ -88,6 +90,15 @@ def _read_csv(source: Path) -> tuple[list[str], list[list[Any]]]:
     header = next(lines, [])
     rows: list[list[Any]] = [row + [""] * (len(header) - len(row)) for row in lines]
     return header, rows
+
+
+def _unicode(content: bytes) -> str:
+    """Which Unicode encoding a text has: by its mark, else by where the zero byte of its first letter lies."""
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    if content[:1] == b"\0":
+        return "utf-16-be"
+    return "utf-16-le" if content[1:2] == b"\0" else "utf-8-sig"
 
 
 def _read_arrow(source: Path) -> Any:
@@ -108,12 +119,12 @@ def _read_arrow(source: Path) -> Any:
         return pa.ipc.open_stream(file).read_all() if is_stream else pa.ipc.open_file(file).read_all()
 
 
-def _write_parquet(source: Path, prediction: Prediction, out: Path) -> None:
+def _write_parquet(source: Path, prediction: Prediction, out: Path, encoding: str | None) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if _media_type(source) == "text/csv":
-        header, rows = _read_csv(source)
+        header, rows = _read_csv(source, encoding)
         columns = list(zip(*rows, strict=True)) if rows else [() for _ in header]
         text: Mapping[str, Sequence[Any]] = dict(zip(header, columns, strict=True))
         table = _typed(pa.table({name: pa.array(cells, pa.string()) for name, cells in text.items()}))
@@ -157,6 +168,6 @@ def _cell(value: Any) -> str:
     return "" if value is None else label_text(value)
 
 
-def write_to_stdout(source: Path, prediction: Prediction) -> None:
+def write_to_stdout(source: Path, prediction: Prediction, encoding: str | None = None) -> None:
     """CSV on standard output."""
-    write_csv(source, prediction, sys.stdout)
+    write_csv(source, prediction, sys.stdout, encoding)

@@ -48,6 +48,9 @@ def predict(
         float | None,
         typer.Option("--threshold", min=0, max=1, help="Of two classes the second from this probability on."),
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option("--encoding", help="Of a CSV that is not UTF-8, such as latin-1.")
+    ] = None,
     deadline_s: Annotated[float | None, typer.Option("--deadline-s", min=0.001, help="Longest wait.")] = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -68,10 +71,11 @@ def predict(
             output=output or ("quantiles" if levels else None),
             quantiles=levels,
             threshold=threshold,
+            encoding=encoding,
             deadline_s=deadline_s,
         )
     if out is not None and to_file:
-        joined.write_file(file, told, out)
+        joined.write_file(file, told, out, encoding)
         facts = {"out": str(out), "rows": len(told), "dataset": told.dataset, "version": told.version}
         if as_json:
             print_json(facts | {"model": told.model, "timings_ms": told.timings_ms})
@@ -82,9 +86,9 @@ def predict(
     elif as_json:
         print_json({field.name: getattr(told, field.name) for field in dataclasses.fields(told)})
     elif out is None and sys.stdout.isatty():
-        _print(file, told)
+        _print(file, told, encoding)
     else:
-        joined.write_to_stdout(file, told)
+        joined.write_to_stdout(file, told, encoding)
 
 
 def parse_levels(given: str) -> list[float]:
@@ -100,11 +104,11 @@ def parse_levels(given: str) -> list[float]:
     return levels
 
 
-def _print(file: Path, told: Prediction) -> None:
+def _print(file: Path, told: Prediction, encoding: str | None) -> None:
     """The first rows: the answers, then as many input columns as the terminal is wide."""
     from tabrelay.cli import joined
 
-    header, rows = joined.read_rows(file)
+    header, rows = joined.read_rows(file, encoding)
     answers = told.columns()
     inputs = dict(zip(header, zip(*rows[:SHOWN_ROWS], strict=True), strict=True)) if rows else {}
     columns = {name: values[:SHOWN_ROWS] for name, values in answers.items()}

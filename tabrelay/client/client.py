@@ -96,6 +96,7 @@ class Client:
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
         schema: Mapping[str, Any] | None = None,
+        encoding: str | None = None,
         priority: str | None = None,
         deadline_s: float | None = None,
         ttl_s: float | None = None,
@@ -108,7 +109,8 @@ class Client:
         `data` is a path (CSV, Parquet, Arrow), a pandas DataFrame, a pyarrow Table or a list of dicts, the target
         column included. Raises JobFailed or JobCancelled when the fit ends without a result. With `wait=False` it
         is `submit`. `schema` says what columns are where the service would guess otherwise: lists of names under `categorical`,
-        `numeric`, `datetime` and `ignore`, and spellings of a missing cell under `missing`. `priority` is `interactive` or
+        `numeric`, `datetime` and `ignore`, and spellings of a missing cell under `missing`. `encoding` is of a CSV file that
+        is not UTF-8, such as `latin-1`. `priority` is `interactive` or
         `batch`; `deadline_s` bounds the job from its submission; a dataset with `ttl_s` is deleted so long after its
         latest fit.
         """
@@ -120,6 +122,7 @@ class Client:
             task=task,
             options=options,
             schema=schema,
+            encoding=encoding,
             priority=priority,
             deadline_s=deadline_s,
             ttl_s=ttl_s,
@@ -137,6 +140,7 @@ class Client:
         task: str | None = None,
         options: Mapping[str, Any] | None = None,
         schema: Mapping[str, Any] | None = None,
+        encoding: str | None = None,
         priority: str | None = None,
         deadline_s: float | None = None,
         ttl_s: float | None = None,
@@ -151,6 +155,7 @@ class Client:
             "model": model,
             "task": task,
             "options": options,
+            "encoding": encoding,
             "priority": priority,
             "deadline_s": deadline_s,
             "ttl_s": ttl_s,
@@ -231,16 +236,22 @@ class Client:
         output: str | None = None,
         quantiles: Sequence[float] | None = None,
         threshold: float | None = None,
+        encoding: str | None = None,
         deadline_s: float | None = None,
     ) -> Prediction:
         """Answer `rows` from the dataset's current version, or from `version`.
 
         `rows` is a DataFrame, a pyarrow Table, a list of dicts or a path; columns match by name. `output` is `proba`,
         `label`, `mean`, `median`, `mode` or `quantiles`, as far as the model has it; of two classes the second one is
-        predicted from probability `threshold` on. DataFrames and tables travel as Arrow, so numbers stay as they are.
+        predicted from probability `threshold` on. `encoding` is of a CSV file that is not UTF-8. DataFrames and tables travel as Arrow, so numbers stay as they are.
         """
         body = rows_body(rows)
-        params: dict[str, Any] = {"version": version, "output": output, "threshold": threshold}
+        params: dict[str, Any] = {
+            "version": version,
+            "output": output,
+            "threshold": threshold,
+            "encoding": encoding,
+        }
         if quantiles is not None:
             params["quantiles"] = ",".join(f"{level!r}" for level in quantiles)
         as_arrow = body.media_type != "application/json" and has_pyarrow()

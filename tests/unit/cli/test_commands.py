@@ -205,6 +205,27 @@ def test_answered_file_can_be_asked_again(serve, tmp_path, table):
     assert once.read_text() == twice.read_text()
 
 
+@pytest.mark.parametrize(
+    ("encoding", "told"), [("latin-1", ["--encoding", "latin-1"]), ("utf-16-le", []), ("utf-16-be", [])]
+)
+def test_a_file_of_another_encoding_is_named_to_the_service_and_read(serve, capsys, tmp_path, encoding, told):
+    svc = serve(answer(200, PROBA))
+    path = tmp_path / "new.csv"
+    path.write_bytes("id;note\n007;ü\n008;café\n".encode(encoding))
+    assert run(["predict", "churn", str(path), *told]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[1] for line in lines] == ["note", "ü", "café"]
+    assert svc.requests[0].url.params.get("encoding") == (told[1] if told else None)
+
+
+def test_fit_names_the_encoding(serve, table):
+    svc = serve(answer(202, job()))
+    assert (
+        run(["fit", str(table), "--target", "y", "--dataset", "d", "--encoding", "cp1252", "--no-wait"]) == 0
+    )
+    assert b'name="encoding"\r\n\r\ncp1252' in svc.bodies[0]
+
+
 def test_predict_writes_csv_where_there_is_no_terminal(serve, capsys, table):
     for arguments in (["--out", "-"], []):
         serve(answer(200, PROBA))
