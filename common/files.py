@@ -23,7 +23,7 @@ from pathlib import Path
 
 from common import logs
 from common.catalogue import Catalogue
-from common.errors import FilesBusy
+from common.errors import CatalogueUnavailable, FilesBusy
 from common.names import is_digest, is_tenant
 from common.settings import Settings
 from common.tables.canonical import sync_folder
@@ -138,19 +138,23 @@ def bury(folder: DataFolder, catalogue: Catalogue, tenant: str) -> int:
     """Unlink every file of the tenant that nobody refers to, in every tier; returns how many.
 
     None while the catalogue does not belong to this folder: what another one says of its files is not said of these.
+    What can't be done now, the catalogue or the files being out of reach, is done by the next one who buries.
     """
     buried = 0
-    if not catalogue.epoch.matches():
-        return buried
-    for kind, digest in catalogue.datasets.dying(tenant):
-        with folder.locked(tenant):
-            if not catalogue.datasets.is_dying(tenant, kind, digest):
-                continue
-            for path in folder.tiers(tenant, kind, digest):
-                path.unlink(missing_ok=True)
-            catalogue.datasets.buried(tenant, kind, digest)
-        log.info("file removed", kind=kind, digest=digest[:12])
-        buried += 1
+    try:
+        if not catalogue.epoch.matches():
+            return buried
+        for kind, digest in catalogue.datasets.dying(tenant):
+            with folder.locked(tenant):
+                if not catalogue.datasets.is_dying(tenant, kind, digest):
+                    continue
+                for path in folder.tiers(tenant, kind, digest):
+                    path.unlink(missing_ok=True)
+                catalogue.datasets.buried(tenant, kind, digest)
+            log.info("file removed", kind=kind, digest=digest[:12])
+            buried += 1
+    except (CatalogueUnavailable, FilesBusy) as error:
+        log.warning("files that nobody refers to are removed later", why=str(error))
     return buried
 
 

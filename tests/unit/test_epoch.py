@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -124,6 +125,18 @@ def test_nothing_is_buried_while_the_epoch_differs(stored: Stored) -> None:
     stored.client.set("tabrelay:epoch", own)
     assert bury(stored.folder, stored.catalogue, "default") == 2
     assert stored.files() == set()
+
+
+def test_what_a_catalogue_without_writes_keeps_from_being_buried_is_buried_later(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.publish("d", "content")
+    with monkeypatch.context() as full:
+        full.setattr(stored.catalogue.datasets, "buried", Mock(side_effect=CatalogueUnavailable))
+        DatasetService(stored.catalogue, stored.settings).delete("default", "d")
+    assert bury(stored.folder, stored.catalogue, "default") == 2
+    assert stored.files() == set()
+    assert list(stored.catalogue.datasets.dying("default")) == []
 
 
 def test_an_emptied_catalogue_does_not_say_that_a_dataset_does_not_exist(stored: Stored) -> None:
