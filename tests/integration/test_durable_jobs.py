@@ -204,7 +204,7 @@ def test_a_refused_or_damaged_context_is_fitted_again_from_the_kept_table(
     second = private_stack(models=(f"tabicl-mini={other_weights(tmp_path)}",))
     with Service(second.url) as service:
         again = refused(service, rows, "context_incompatible", "upgrade")
-        assert again["options"] == {"n_estimators": 4, "seed": 7}
+        assert again["options"] == {"n_estimators": 4, "seed": 7, "precision": "auto", "cache": "auto"}
         upgraded = service.predict("d", rows)
         assert (upgraded["version"], upgraded["context"]) == (2, again["context"])
         assert upgraded["probabilities"] != before["probabilities"]
