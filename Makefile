@@ -58,6 +58,8 @@ lock: setup ## write constraints.txt from what is installed
 
 bench: setup ## measurements
 	$(BIN)/python -m bench.predict
+	$(BIN)/python -m bench.relay
+	$(BIN)/python -m bench.batching
 
 compose-test: ## build the images and run the compose stack on the Docker engine that runs here
 	tests/compose/run.sh
