@@ -199,6 +199,16 @@ def test_a_dead_leader_s_requeue_keeps_those_that_joined_waiting(catalogue: Cata
 # Whose turn it is
 
 
+def test_a_tenant_that_cancels_what_it_submits_gains_no_turns(catalogue: Catalogue, client: Any) -> None:
+    for number in range(3):
+        withdrawn = submit(catalogue, f"a{number}", tenant="a")
+        catalogue.jobs.cancel("a", withdrawn.id)
+    assert client.keys("*turns*") == []
+    mine = [submit(catalogue, f"a{number}", tenant="a") for number in range(2)]
+    other = submit(catalogue, "b", tenant="b")
+    assert [claim(catalogue).job.id for _ in range(3)] == [mine[0].id, other.id, mine[1].id]
+
+
 def test_one_tenant_s_many_jobs_do_not_starve_another_s_one(catalogue: Catalogue) -> None:
     for i in range(20):
         submit(catalogue, f"d{i}", tenant="crowd")

@@ -87,7 +87,10 @@ end
 -- Take a waiting job out of whatever it waits in.
 local function dequeue(job)
   local f = redis.call('HMGET', key('job', job), 'tenant', 'queue', 'priority', 'leader')
-  redis.call('LREM', key('wait', f[2], f[3], f[1]), 1, job)
+  local waiting = key('wait', f[2], f[3], f[1])
+  if redis.call('LREM', waiting, 1, job) > 0 and redis.call('LLEN', waiting) == 0 then
+    redis.call('LREM', key('turns', f[2], f[3]), 0, f[1])
+  end
   redis.call('ZREM', key('queued', f[2]), job)
   if f[4] and f[4] ~= '' then
     redis.call('LREM', key('followers', f[4]), 1, job)
